@@ -1,0 +1,55 @@
+# Everything that a person or CI does here. `make help` lists it.
+#
+# What is slow is built once and kept outside the checkout, in $PILOTHOUSE_CACHE.
+
+PILOTHOUSE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pilothouse
+CARGO_TARGET_DIR ?= $(PILOTHOUSE_CACHE)/target
+PREFIX ?= /usr/local
+export PILOTHOUSE_CACHE CARGO_TARGET_DIR
+
+BIN := $(CARGO_TARGET_DIR)/debug
+PLUGINS := $(CARGO_TARGET_DIR)/plugins
+STEP := tests/step.sh
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint build plugins control-plane control-plane-up control-plane-down install clean toolchain
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-19s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: build plugins control-plane ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
+	@tests/demo.sh
+
+test: build plugins control-plane ## Format, lint, and run all tests; what CI runs
+	@tests/test.sh
+
+lint: ## Check dependencies: licences, advisories, duplicates (needs cargo-deny)
+	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	cargo deny check
+
+build: ## Build the host
+	@$(STEP) "host and test tools" cargo build --locked -p pilothouse -p control-plane
+
+toolchain:
+	@$(STEP) "tools for plugins" plugins/setup.sh
+
+plugins: build toolchain ## Build the example plugins and the tests' plugins into components
+	@$(STEP) "plugin myapp" $(BIN)/pilothouse build plugins/myapp --output $(PLUGINS)/myapp.wasm
+	@$(STEP) "plugin mirror" $(BIN)/pilothouse build tests/guests/mirror --output $(PLUGINS)/mirror.wasm
+
+control-plane: ## Build the Kubernetes control plane that tests and demo run on
+	@$(STEP) "Kubernetes control plane" tests/control-plane/build.sh
+
+control-plane-up: build control-plane ## Start one: eval "$$(make -s control-plane-up)"
+	@$(BIN)/control-plane up
+
+control-plane-down: build ## Stop it
+	@$(BIN)/control-plane down
+
+install: plugins ## Install the host and the example plugins below PREFIX
+	@$(STEP) "host, optimised" cargo build --locked --release -p pilothouse
+	install -D -m 755 $(CARGO_TARGET_DIR)/release/pilothouse $(PREFIX)/bin/pilothouse
+	install -D -m 644 -t $(PREFIX)/share/pilothouse/plugins $(PLUGINS)/myapp.wasm
+
+clean: ## Remove what was built from this checkout (the control plane stays; it is in PILOTHOUSE_CACHE)
+	cargo clean

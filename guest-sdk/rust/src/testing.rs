@@ -1,0 +1,174 @@
+//! Tests of a plugin's logic with plain `cargo test`, through the same JSON that the component exchanges with the host.
+//!
+//! ```no_run
+//! # use pilothouse_sdk::{prelude::*, testing::Case};
+//! # fn test<MyApp: Plugin>() -> Result<(), Failure> {
+//! let answer = Case::parent(json!({
+//!     "apiVersion": "mygroup.example.com/v1",
+//!     "kind": "MyApp",
+//!     "metadata": { "name": "web", "namespace": "default" },
+//!     "spec": { "image": "nginx" },
+//! }))
+//! .reconcile::<MyApp>()?;
+//! assert_eq!(answer.child("Deployment", "web")["spec"]["replicas"], 3);
+//! # Ok(())
+//! # }
+//! ```
+#![allow(clippy::panic, reason = "called from tests, where a panic is how one fails")]
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::raw::{finalizer, reconciler, types};
+use crate::{Failure, Finalize, Plugin};
+
+pub use crate::raw::types::{Cleanup, ConditionStatus, EventKind, Next};
+
+/// What a plugin is asked with.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    parent: Value,
+    #[serde(default)]
+    children: Vec<Value>,
+    #[serde(default)]
+    related: Vec<Value>,
+    #[serde(default = "empty")]
+    config: Value,
+    #[serde(default = "empty")]
+    context: Value,
+}
+
+fn empty() -> Value {
+    json!({})
+}
+
+/// What a plugin answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The children, in the plugin's order. After `finalize`: those still wanted, none if they are left alone.
+    pub children: Option<Vec<Value>>,
+    /// The status; null if the plugin left it alone.
+    pub status: Value,
+    /// The conditions.
+    pub conditions: Vec<types::Condition>,
+    /// The events.
+    pub events: Vec<types::Event>,
+}
+
+impl Case {
+    /// A parent without children.
+    pub fn parent(parent: Value) -> Self {
+        Self { parent, children: Vec::new(), related: Vec::new(), config: empty(), context: empty() }
+    }
+
+    /// A case in YAML: `parent`, and optionally `children`, `related`, `config` and `context`.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[must_use]
+    pub fn yaml(text: &str) -> Self {
+        serde_yaml_ng::from_str(text).unwrap_or_else(|err| panic!("the case is not readable: {err}"))
+    }
+
+    /// The same with one more child that exists.
+    #[must_use]
+    pub fn child(mut self, child: Value) -> Self {
+        self.children.push(child);
+        self
+    }
+
+    /// The same with this `spec.config` of the reconciler.
+    #[must_use]
+    pub fn config(mut self, config: Value) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The same with these keys of the [`Context`](crate::Context).
+    #[must_use]
+    pub fn context(mut self, context: Value) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Asks for the children.
+    ///
+    /// # Errors
+    /// What the plugin answered.
+    ///
+    /// # Panics
+    /// When it returned a child of a kind that [`Plugin::describe`] does not list: the host would refuse it.
+    pub fn reconcile<P: Plugin>(&self) -> Result<Answer, Failure> {
+        let desired = <P as reconciler::Guest>::reconcile(self.request()).map_err(failure)?;
+        Ok(Answer::new::<P>(Some(desired.children), desired.status, desired.conditions, desired.events))
+    }
+
+    /// Asks for cleanup.
+    ///
+    /// # Errors
+    /// What the plugin answered.
+    ///
+    /// # Panics
+    /// As [`reconcile`](Self::reconcile).
+    pub fn finalize<P: Finalize>(&self) -> Result<(Cleanup, Answer), Failure> {
+        let answer = <P as finalizer::Guest>::finalize(self.request()).map_err(failure)?;
+        Ok((answer.cleanup, Answer::new::<P>(answer.children, answer.status, answer.conditions, answer.events)))
+    }
+
+    fn request(&self) -> types::Request {
+        types::Request {
+            parent: self.parent.to_string(),
+            children: self.children.iter().map(Value::to_string).collect(),
+            related: self.related.iter().map(Value::to_string).collect(),
+            config: self.config.to_string(),
+            context: self.context.to_string(),
+        }
+    }
+}
+
+impl Answer {
+    fn new<P: Plugin>(
+        children: Option<Vec<types::Child>>,
+        status: Option<String>,
+        conditions: Vec<types::Condition>,
+        events: Vec<types::Event>,
+    ) -> Self {
+        let describe = value(&P::describe().to_json());
+        let children = children.map(|all| all.iter().map(|child| value(&child.object)).collect::<Vec<_>>());
+        for child in children.iter().flatten() {
+            let kind = json!({ "apiVersion": child["apiVersion"], "kind": child["kind"] });
+            let declared = describe["children"].as_array().is_some_and(|all| all.contains(&kind));
+            assert!(declared, "describe() does not list the kind of this child: {kind}");
+        }
+        Self { children, status: status.map_or(Value::Null, |status| value(&status)), conditions, events }
+    }
+
+    /// The child with this kind and name; null if there is none.
+    #[must_use]
+    pub fn child(&self, kind: &str, name: &str) -> &Value {
+        let mut children = self.children.iter().flatten();
+        children.find(|child| child["kind"] == kind && child["metadata"]["name"] == name).unwrap_or(&Value::Null)
+    }
+
+    /// The condition of this type.
+    #[must_use]
+    pub fn condition(&self, kind: &str) -> Option<&types::Condition> {
+        self.conditions.iter().find(|condition| condition.kind == kind)
+    }
+}
+
+fn value(json: &str) -> Value {
+    serde_json::from_str(json).unwrap_or_else(|err| panic!("the plugin answered with what is no JSON: {err}: {json}"))
+}
+
+/// The author's view of a failure. (As an error it would become `Retry` with its debug text.)
+fn failure(failure: types::Failure) -> Failure {
+    match failure {
+        types::Failure::Retry(message) => Failure::Retry(message),
+        types::Failure::RetryAfter((delay, message)) => Failure::RetryAfter(Duration::from_millis(delay.into()), message),
+        types::Failure::Terminal(message) => Failure::Terminal(message),
+    }
+}

@@ -1,0 +1,282 @@
+//! `pilothouse build`: from a plugin's Rust crate to the component that the host loads.
+//!
+//! Any cargo will do if the machine has a WebAssembly target. Where rustup cannot fetch one, Debian's compiler can build it
+//! together with the standard library (`plugins/setup.sh` installs what that takes). Either way the result goes through
+//! the component encoder, which also checks that it keeps the contract it was built against.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use wit_component::ComponentEncoder;
+
+/// What to build.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The folder of the plugin's `Cargo.toml`.
+    pub dir: PathBuf,
+    /// Where the component goes; without it `plugins/<crate>.wasm` in cargo's target folder.
+    pub output: Option<PathBuf>,
+    /// A cargo profile of the author's; without it one that makes the component small.
+    pub profile: Option<String>,
+}
+
+/// What was built.
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// The component.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub size: u64,
+    /// How long it took, everything included.
+    pub duration: Duration,
+}
+
+/// Why there is no component; the texts say what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no crate to build.
+    #[error("no Rust crate in {}: give the folder of the plugin's Cargo.toml", .0.display())]
+    NoCrate(PathBuf),
+    /// A program could not be started.
+    #[error("failed to run {program}: is it installed and in PATH?")]
+    Start {
+        /// The program.
+        program: String,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// Cargo does not understand the crate.
+    #[error("cargo cannot read the crate: {0}")]
+    Metadata(String),
+    /// The crate is no plugin.
+    #[error("the crate `{0}` makes no component: add `crate-type = [\"cdylib\", \"rlib\"]` to the `[lib]` of its Cargo.toml")]
+    NoCdylib(String),
+    /// Nothing here compiles to WebAssembly.
+    #[error(
+        "there is no WebAssembly target for Rust: run `rustup target add wasm32-unknown-unknown`, or where rustup cannot \
+         download it, on Debian `apt-get install rustc-web cargo-web rust-web-src`"
+    )]
+    NoTarget,
+    /// The crate does not compile; cargo has printed why.
+    #[error("the plugin does not compile: see the compiler's messages above")]
+    Compile,
+    /// The module is no component of the contract.
+    #[error("the module does not make a component: does the crate call `export_plugin!`, and is its SDK of this release?")]
+    Encode(#[source] anyhow::Error),
+    /// A file could not be read or written.
+    #[error("failed to access {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The profile that a plugin gets without being asked: components travel in ConfigMaps and registries, so small matters
+/// more than fast. It has a name of its own, so that it changes nothing of what the author has set.
+const PROFILE: &str = "plugin";
+const PROFILE_SETTINGS: [&str; 6] = [
+    "inherits='release'",
+    "opt-level='s'",
+    "lto=true",
+    "codegen-units=1",
+    "panic='abort'",
+    // The names stay out as well: a panic logs its place, and they are a third of the component.
+    "strip=true",
+];
+
+/// Builds the plugin crate in `options.dir` and returns where its component is. Compiler messages go to stderr.
+///
+/// # Errors
+/// See [`Error`]. A component that was there before stays until the new one is complete.
+pub fn build(options: &Options) -> Result<Built, Error> {
+    let start = Instant::now();
+    let package = Package::read(&options.dir)?;
+    let module = package.compile(options.profile.as_deref())?;
+    let module = std::fs::read(&module).map_err(|source| Error::File { path: module, source })?;
+    let component = component(module).map_err(Error::Encode)?;
+    let path = options.output.clone().unwrap_or_else(|| package.target.join("plugins").join(&package.name).with_extension("wasm"));
+    write(&path, &component).map_err(|source| Error::File { path: path.clone(), source })?;
+    Ok(Built { path, size: component.len() as u64, duration: start.elapsed() })
+}
+
+/// The crate, as cargo sees it.
+struct Package {
+    manifest: PathBuf,
+    name: String,
+    /// Cargo's target folder for this crate, wherever the user has put it.
+    target: PathBuf,
+}
+
+impl Package {
+    fn read(dir: &Path) -> Result<Self, Error> {
+        let manifest = dir.join("Cargo.toml").canonicalize().map_err(|_| Error::NoCrate(dir.to_owned()))?;
+        let mut cargo = Command::new("cargo");
+        cargo.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(&manifest);
+        // In its folder, since `.cargo/config.toml` and `rust-toolchain.toml` are found from there.
+        let output = cargo.current_dir(dir).output().map_err(|source| start_error(&cargo, source))?;
+        if !output.status.success() {
+            return Err(Error::Metadata(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        }
+        let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|err| Error::Metadata(err.to_string()))?;
+        let Some(package) = list(&metadata["packages"]).find(|package| path(&package["manifest_path"]) == manifest) else {
+            return Err(Error::NoCrate(dir.to_owned()));
+        };
+        let name = package["name"].as_str().unwrap_or_default().to_owned();
+        if !list(&package["targets"]).any(|target| list(&target["crate_types"]).any(|kind| kind == "cdylib")) {
+            return Err(Error::NoCdylib(name));
+        }
+        Ok(Self { manifest, name, target: path(&metadata["target_directory"]) })
+    }
+
+    /// Compiles to a core module (or to a component, where the target makes one by itself) and returns its path.
+    fn compile(&self, profile: Option<&str>) -> Result<PathBuf, Error> {
+        let mut cargo = Toolchain::find(self.dir())?.build();
+        cargo.args(["--lib", "--message-format=json-render-diagnostics", "--manifest-path"]).arg(&self.manifest);
+        // A target folder of its own: another compiler may be at work here, and each would rebuild what the other has built.
+        cargo.arg("--target-dir").arg(self.target.join("guests"));
+        cargo.args(["--profile", profile.unwrap_or(PROFILE)]);
+        if profile.is_none() {
+            cargo.args(PROFILE_SETTINGS.iter().flat_map(|setting| ["--config".to_owned(), format!("profile.{PROFILE}.{setting}")]));
+        }
+        let output = cargo.current_dir(self.dir()).stderr(Stdio::inherit()).output();
+        let output = output.map_err(|source| start_error(&cargo, source))?;
+        let messages = output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+        let artifacts = messages.filter(|message| {
+            message["reason"] == "compiler-artifact" && path(&message["manifest_path"]) == self.manifest
+        });
+        let files: Vec<PathBuf> = artifacts.flat_map(|artifact| list(&artifact["filenames"]).map(path).collect::<Vec<_>>()).collect();
+        let module = files.into_iter().find(|file| file.extension().is_some_and(|extension| extension == "wasm"));
+        module.filter(|_| output.status.success()).ok_or(Error::Compile)
+    }
+
+    fn dir(&self) -> &Path {
+        self.manifest.parent().unwrap_or(Path::new("."))
+    }
+}
+
+/// What can compile to WebAssembly here.
+struct Toolchain {
+    target: &'static str,
+    /// The linker, where the compiler is Debian's. It has no library for the target, so it builds that as well.
+    debian: Option<PathBuf>,
+}
+
+impl Toolchain {
+    /// The target of choice, and what is as good. The first imports nothing, while components of the second import WASI.
+    const TARGETS: [&str; 2] = ["wasm32-unknown-unknown", "wasm32-wasip2"];
+
+    fn find(dir: &Path) -> Result<Self, Error> {
+        let libraries = |args: &[&str]| libraries(dir, args);
+        for target in Self::TARGETS {
+            if libraries(&["--target", target]).is_some_and(|libraries| libraries.is_dir()) {
+                return Ok(Self { target, debian: None });
+            }
+        }
+        let needed = ["/usr/bin/cargo", "/usr/bin/rustc", "/usr/lib/rustlib/src/rust/library/std"];
+        let beside = libraries(&[]).map(|libraries| libraries.with_file_name("bin").join("rust-lld"));
+        let linker = [beside, Some("/usr/bin/rust-lld".into())].into_iter().flatten().find(|linker| linker.exists());
+        match linker {
+            Some(linker) if needed.iter().all(|path| Path::new(path).exists()) => {
+                Ok(Self { target: Self::TARGETS[0], debian: Some(linker) })
+            }
+            _ => Err(Error::NoTarget),
+        }
+    }
+
+    /// `cargo build` for the target.
+    fn build(&self) -> Command {
+        let mut cargo = Command::new(if self.debian.is_some() { "/usr/bin/cargo" } else { "cargo" });
+        cargo.args(["build", "--target", self.target]);
+        if let Some(linker) = &self.debian {
+            // For this one command: with these variables everything else would be built by the wrong compiler.
+            cargo.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1").arg("-Zbuild-std=std,panic_abort");
+            cargo.env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", linker);
+        }
+        cargo
+    }
+}
+
+/// Where the compiler has, or would have, the standard library of a target.
+fn libraries(dir: &Path, args: &[&str]) -> Option<PathBuf> {
+    let output = Command::new("rustc").args(["--print", "target-libdir"]).args(args).current_dir(dir).output().ok()?;
+    output.status.success().then(|| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+}
+
+/// The component of a core module. Where the target makes components by itself, it is one already.
+fn component(module: Vec<u8>) -> anyhow::Result<Vec<u8>> {
+    // The version field: 1 for a module, 13 in layer 1 for a component.
+    if module.get(4..8) == Some(&[0x0d, 0, 1, 0]) {
+        return Ok(module);
+    }
+    ComponentEncoder::default().validate(true).module(&module)?.encode()
+}
+
+/// Writes beside the file and renames, so that whoever watches it never sees half a component.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let part = path.with_extension(format!("{}.part", std::process::id()));
+    std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
+        // Best effort: the error that matters is the one before.
+        let _ = std::fs::remove_file(&part);
+    })
+}
+
+fn start_error(command: &Command, source: io::Error) -> Error {
+    Error::Start { program: command.get_program().to_string_lossy().into_owned(), source }
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn path(value: &Value) -> PathBuf {
+    PathBuf::from(value.as_str().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build_at(dir: &Path) -> Error {
+        build(&Options { dir: dir.to_owned(), ..Options::default() }).unwrap_err()
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("pilothouse-build-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("src")).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_folder_without_a_crate_is_refused() {
+        let dir = folder("empty");
+        assert!(matches!(build_at(&dir), Error::NoCrate(_)));
+    }
+
+    #[test]
+    fn a_crate_that_makes_no_component_is_told_what_is_missing() {
+        let dir = folder("rlib");
+        std::fs::write(dir.join("Cargo.toml"), "[package]\nname = \"plain\"\nedition = \"2024\"\n[workspace]\n").unwrap();
+        std::fs::write(dir.join("src/lib.rs"), "").unwrap();
+        assert!(build_at(&dir).to_string().contains("crate-type"));
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_else_is_left() {
+        let dir = folder("write");
+        let file = dir.join("out/plugin.wasm");
+        write(&file, b"old").unwrap();
+        write(&file, b"new").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+        assert_eq!(std::fs::read_dir(dir.join("out")).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! The host's own custom resource: "this plugin reconciles that kind, as this service account".
+//!
+//! Field documentation here becomes the API documentation (`kubectl explain clusterreconciler.spec`).
+
+use std::{str::FromStr, time::Duration};
+
+use k8s_openapi::{apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::{CustomResource, CustomResourceExt};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A plugin that reconciles parents in all namespaces.
+#[derive(CustomResource, Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[kube(
+    group = "pilothouse.dev",
+    version = "v1alpha1",
+    kind = "ClusterReconciler",
+    shortname = "crec",
+    category = "pilothouse",
+    status = "ClusterReconcilerStatus",
+    printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
+    printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterReconcilerSpec {
+    /// Where the plugin comes from.
+    pub plugin: PluginSource,
+    /// The service account that the host acts as for this reconciler: whatever it may not do, the plugin cannot bring about. The host has to
+    /// be allowed to impersonate it.
+    pub service_account: ServiceAccountRef,
+    /// Handed to the plugin with each call, as it is.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+    pub config: serde_json::Map<String, serde_json::Value>,
+    /// What one call of the plugin may use.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// Where a plugin comes from.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PluginSource {
+    /// A ConfigMap that carries the component in `binaryData`. For small plugins: a ConfigMap holds at most 1 MiB.
+    pub config_map: ConfigMapRef,
+}
+
+/// A key of a ConfigMap.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+pub struct ConfigMapRef {
+    /// The ConfigMap's namespace.
+    pub namespace: String,
+    /// The ConfigMap's name.
+    pub name: String,
+    /// The key in its `binaryData`.
+    #[serde(default = "default_key")]
+    pub key: String,
+}
+
+fn default_key() -> String {
+    "plugin.wasm".to_owned()
+}
+
+/// A service account.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+pub struct ServiceAccountRef {
+    /// The service account's namespace.
+    pub namespace: String,
+    /// The service account's name.
+    pub name: String,
+}
+
+impl ServiceAccountRef {
+    /// The name under which the API server knows the account.
+    pub fn user(&self) -> String {
+        format!("system:serviceaccount:{}:{}", self.namespace, self.name)
+    }
+}
+
+/// What one call of a plugin may use.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(default)]
+pub struct Limits {
+    /// Memory of the plugin during a call, as a quantity in bytes.
+    pub memory: Bytes,
+    /// How long a call may take, waiting included.
+    pub timeout: Timeout,
+    /// Size of the answer, as a quantity in bytes.
+    pub output: Bytes,
+    /// Number of children in an answer.
+    #[schemars(with = "i32", range(min = 0))]
+    pub children: u32,
+    /// How many parents are reconciled at the same time.
+    #[schemars(with = "i32", range(min = 1))]
+    pub concurrency: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: Bytes(64 << 20),
+            timeout: Timeout(Duration::from_secs(5)),
+            output: Bytes(4 << 20),
+            children: 1000,
+            concurrency: 8,
+        }
+    }
+}
+
+/// A number of bytes, written as a Kubernetes quantity: `64Mi`, `1Gi`, `500k`, `1048576`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Bytes(pub usize);
+
+/// A duration, written as `5s`, `500ms`, `1m30s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Timeout(pub Duration);
+
+/// A limit that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseLimitError {
+    /// No quantity.
+    #[error("{0:?} is no number of bytes; write it as 64Mi, 1Gi or 1048576")]
+    Bytes(String),
+    /// No duration.
+    #[error("{0:?} is no duration; write it as 5s, 500ms or 1m30s")]
+    Timeout(String),
+}
+
+const BYTE_UNITS: [(&str, usize); 7] =
+    [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("k", 1000), ("M", 1_000_000), ("G", 1_000_000_000), ("", 1)];
+
+impl FromStr for Bytes {
+    type Err = ParseLimitError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let read = BYTE_UNITS.iter().find_map(|(unit, factor)| {
+            text.strip_suffix(unit)?.parse::<usize>().ok()?.checked_mul(*factor)
+        });
+        read.map(Self).ok_or_else(|| ParseLimitError::Bytes(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Bytes {
+    type Error = ParseLimitError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Bytes> for String {
+    fn from(Bytes(bytes): Bytes) -> Self {
+        let whole = BYTE_UNITS[..3].iter().rev().find(|(_, factor)| bytes > 0 && bytes % factor == 0);
+        whole.map_or_else(|| bytes.to_string(), |(unit, factor)| format!("{}{unit}", bytes / factor))
+    }
+}
+
+impl FromStr for Timeout {
+    type Err = ParseLimitError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let read = text.parse::<jiff::SignedDuration>().ok().and_then(|read| Duration::try_from(read).ok());
+        read.filter(|read| !read.is_zero()).map(Self).ok_or_else(|| ParseLimitError::Timeout(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Timeout {
+    type Error = ParseLimitError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Timeout> for String {
+    fn from(Timeout(duration): Timeout) -> Self {
+        match duration.subsec_millis() {
+            0 => format!("{}s", duration.as_secs()),
+            _ => format!("{}ms", duration.as_millis()),
+        }
+    }
+}
+
+/// Written as strings, whatever they are in memory.
+macro_rules! schema_of_a_string {
+    ($($type:ty),*) => { $(
+        impl JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                String::json_schema(generator)
+            }
+        }
+    )* };
+}
+schema_of_a_string!(Bytes, Timeout);
+
+/// What the host says of a reconciler.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterReconcilerStatus {
+    /// The generation of the spec that this status is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Loaded`: the plugin was found, compiled and asked what it is. `Watching`: its kinds are being watched. `Ready`: both.
+    #[serde(default)]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The kind that the plugin reconciles, as `Kind.version.group`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_kind: Option<String>,
+    /// Digest of the plugin and its config that serve now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_revision: Option<String>,
+    /// The finalizer that this reconciler puts on its parents, when its plugin cleans up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finalizer: Option<String>,
+}
+
+/// The definitions of the host's own kinds.
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    vec![ClusterReconciler::crd()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_written_as_kubernetes_writes_them() {
+        let limits: Limits = serde_json::from_str(r#"{"memory":"1Gi","timeout":"1m30s"}"#).unwrap();
+        assert_eq!((limits.memory, limits.timeout.0), (Bytes(1 << 30), Duration::from_secs(90)));
+        assert_eq!(limits.children, 1000);
+        assert_eq!(serde_json::to_value(Limits::default()).unwrap()["memory"], "64Mi");
+        assert_eq!(String::from(Bytes(1500)), "1500");
+        assert_eq!("1500k".parse::<Bytes>().unwrap(), Bytes(1_500_000));
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_read_says_how_to_write_it() {
+        for bad in ["64 MB", "Mi", "-1", "99999999999Gi"] {
+            let error = bad.parse::<Bytes>().unwrap_err().to_string();
+            assert!(error.contains("64Mi"), "{error}");
+        }
+        for bad in ["5", "0s", "-1s", "soon"] {
+            let error = bad.parse::<Timeout>().unwrap_err().to_string();
+            assert!(error.contains("500ms"), "{error}");
+        }
+    }
+}

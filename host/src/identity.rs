@@ -1,0 +1,88 @@
+//! The names under which a reconciler writes to the cluster: its finalizer, its label, its field managers.
+//!
+//! They are derived from names, never from UIDs, so that a restored cluster finds itself again, and they can never change: an
+//! object in some cluster carries them.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::object::{FIELD_MANAGER_PREFIX, ObjectKey};
+
+/// The label on every child, whose value names the reconciler: what the child watches select. Internal: users must not
+/// depend on it, and it never buys a delete.
+pub const RECONCILER_LABEL: &str = "internal.pilothouse.dev/reconciler";
+
+/// The domain of our labels, annotations and finalizers: plugins may not use it, nor one below it.
+pub const DOMAIN: &str = "pilothouse.dev";
+
+/// Who a reconciler is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    kind: &'static str,
+    key: ObjectKey,
+    /// `c-<name, at most 40>-<8 hex>`: valid as a label value and as the name part of a finalizer.
+    slug: String,
+}
+
+impl Identity {
+    /// The identity of the ClusterReconciler `name`.
+    pub fn cluster_reconciler(name: &str) -> Self {
+        let key = ObjectKey { namespace: None, name: name.to_owned() };
+        let hash = short_hash(&["ClusterReconciler", "", name], 4);
+        // Names are DNS subdomains, so every byte is ASCII; a cut may not end in a separator.
+        let short = name.get(..40).unwrap_or(name).trim_end_matches(['-', '.']);
+        Self { kind: "ClusterReconciler", key, slug: format!("c-{short}-{hash}") }
+    }
+
+    /// The value of [`RECONCILER_LABEL`].
+    pub fn label(&self) -> &str {
+        &self.slug
+    }
+
+    /// The finalizer on the parents of this reconciler.
+    pub fn finalizer(&self) -> String {
+        format!("{DOMAIN}/{}", self.slug)
+    }
+
+    /// The field manager of one parent's children and status.
+    pub fn field_manager(&self, parent_group: &str, parent_kind: &str, parent: &ObjectKey) -> String {
+        let namespace = self.key.namespace.as_deref().unwrap_or_default();
+        let parent_namespace = parent.namespace.as_deref().unwrap_or_default();
+        let parts =
+            [self.kind, namespace, &self.key.name, parent_group, parent_kind, parent_namespace, parent.name.as_str()];
+        format!("{FIELD_MANAGER_PREFIX}{}", short_hash(&parts, 16))
+    }
+}
+
+/// The first `bytes` of the SHA-256 of the parts, in hex. No part of a Kubernetes name holds a line break.
+fn short_hash(parts: &[&str], bytes: usize) -> String {
+    hex(&Sha256::digest(parts.join("\n")), bytes)
+}
+
+/// The first `bytes` of a digest, in hex.
+pub fn hex(digest: &[u8], bytes: usize) -> String {
+    digest.iter().take(bytes).fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_stable_and_within_kubernetes_limits() {
+        let identity = Identity::cluster_reconciler("myapp");
+        assert_eq!(identity.finalizer(), "pilothouse.dev/c-myapp-0ffb4ede");
+        let long = Identity::cluster_reconciler(&"a.".repeat(100));
+        assert!(long.label().len() <= 63);
+        assert!(!long.label().contains(".-"));
+        let parent = ObjectKey { namespace: Some("n".into()), name: "p".into() };
+        let manager = identity.field_manager("mygroup.example.com", "MyApp", &parent);
+        assert!(manager.len() <= 128);
+        let other = ObjectKey { namespace: Some("n".into()), name: "q".into() };
+        assert_ne!(manager, identity.field_manager("mygroup.example.com", "MyApp", &other));
+    }
+}

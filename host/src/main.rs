@@ -1,0 +1,140 @@
+//! The command `pilothouse`.
+
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use pilothouse::{
+    build,
+    crd::{self, Limits, ServiceAccountRef},
+    manifests,
+    plugin::{CallLimits, Engine, Plugin},
+    run,
+    telemetry::{self, LogFormat},
+};
+
+/// A host for Kubernetes operators whose logic is WebAssembly.
+#[derive(Parser)]
+#[command(version, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// What to log, as in `info,pilothouse=debug`; lines of plugins have the target `plugin`.
+    #[arg(long, global = true, value_name = "FILTER", env = "PILOTHOUSE_LOG", default_value = "info,kube_runtime=error")]
+    log: String,
+    /// How log lines look.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Auto)]
+    log_format: LogFormat,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the host against the cluster of the pod, or of the kubeconfig.
+    Run(run::Options),
+    /// Build the Rust plugin in a directory into a component.
+    Build(BuildArguments),
+    /// Print what has to be in the cluster for a plugin, ready for `kubectl apply --server-side -f -`.
+    Manifests(ManifestsArguments),
+    /// Print the definitions of the host's own kinds, ready for `kubectl apply --server-side -f -`.
+    Crds,
+}
+
+#[derive(clap::Args)]
+struct BuildArguments {
+    /// The crate of the plugin.
+    #[arg(default_value = ".")]
+    directory: PathBuf,
+    /// Where the component goes.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// A cargo profile of your own; by default one that makes the component small.
+    #[arg(long)]
+    profile: Option<String>,
+}
+
+#[derive(clap::Args)]
+struct ManifestsArguments {
+    /// The component.
+    plugin: PathBuf,
+    /// Name of the reconciler; by default the name of the file.
+    #[arg(long)]
+    name: Option<String>,
+    /// Namespace of the plugin's ConfigMap and service account.
+    #[arg(short, long, default_value = "pilothouse-system")]
+    namespace: String,
+    /// The service account that the host runs as, as NAMESPACE/NAME.
+    #[arg(long, value_name = "ACCOUNT", default_value = "pilothouse-system/pilothouse", value_parser = service_account)]
+    host: ServiceAccountRef,
+}
+
+fn service_account(text: &str) -> Result<ServiceAccountRef, String> {
+    let (namespace, name) = text.split_once('/').ok_or("write it as NAMESPACE/NAME")?;
+    Ok(ServiceAccountRef { namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    telemetry::init(arguments.log_format, &arguments.log);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    match runtime.block_on(execute(arguments.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    let mut stderr = anstream::stderr().lock();
+    let _ = writeln!(stderr, "error: {}", telemetry::chain(error.as_ref()));
+    ExitCode::FAILURE
+}
+
+async fn execute(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(options) => run::run(options).await,
+        Command::Build(arguments) => build_plugin(arguments),
+        Command::Manifests(arguments) => print_manifests(&arguments).await,
+        Command::Crds => print_yaml(&crd::definitions()),
+    }
+}
+
+fn build_plugin(arguments: BuildArguments) -> anyhow::Result<()> {
+    let BuildArguments { directory, output, profile } = arguments;
+    let built = build::build(&build::Options { dir: directory, output, profile })?;
+    let mut stderr = anstream::stderr().lock();
+    let seconds = built.duration.as_secs_f64();
+    writeln!(stderr, "{}  {} KB  {seconds:.1} s", built.path.display(), built.size.div_ceil(1000))?;
+    Ok(())
+}
+
+async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
+    let bytes = std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
+    let limits = Limits::default();
+    let limits = CallLimits { memory: limits.memory.0, timeout: limits.timeout.0, output: limits.output.0 };
+    let engine = Arc::new(Engine::new()?);
+    let plugin = Plugin::load(&engine, bytes.clone(), limits)
+        .await
+        .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
+    let name = arguments.name.clone().or_else(|| stem(&arguments.plugin)).context("give the reconciler a name with --name")?;
+    let options = manifests::Options { name, namespace: arguments.namespace.clone(), host: arguments.host.clone() };
+    print_yaml(&manifests::manifests(&plugin, &bytes, &options)?)
+}
+
+fn stem(path: &Path) -> Option<String> {
+    Some(path.file_stem()?.to_str()?.replace('_', "-"))
+}
+
+fn print_yaml<T: serde::Serialize>(documents: &[T]) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    for document in documents {
+        writeln!(stdout, "---\n{}", serde_saphyr::to_string(document)?.trim_end())?;
+    }
+    Ok(())
+}

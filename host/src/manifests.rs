@@ -1,0 +1,127 @@
+//! `pilothouse manifests`: what has to be in the cluster for a plugin, from what the plugin says of itself. Pure.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use kube::discovery::ApiResource;
+use serde_json::{Value, json};
+
+use crate::{
+    crd::ServiceAccountRef,
+    plugin::{Plugin, describe::KindName},
+};
+
+/// What cannot be told from the plugin.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The name of the reconciler, and of all that belongs to it.
+    pub name: String,
+    /// Where its service account and its plugin are.
+    pub namespace: String,
+    /// As whom the host runs.
+    pub host: ServiceAccountRef,
+}
+
+/// A ConfigMap holds at most this many bytes (Kubernetes documentation, "ConfigMaps").
+const CONFIG_MAP_LIMIT: usize = 1 << 20;
+
+/// Why there are no manifests.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The plugin is too large for a ConfigMap.
+    #[error("the plugin has {0} bytes, and a ConfigMap holds at most {CONFIG_MAP_LIMIT}; build it for size")]
+    TooLarge(usize),
+}
+
+/// The manifests of a plugin whose component is `bytes`, in the order in which they can be applied.
+///
+/// # Errors
+/// If the component does not fit into a ConfigMap.
+pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec<Value>, Error> {
+    let encoded = BASE64_STANDARD.encode(bytes);
+    if encoded.len() > CONFIG_MAP_LIMIT {
+        return Err(Error::TooLarge(bytes.len()));
+    }
+    let Options { name, namespace, host } = options;
+    let description = plugin.description();
+    let mut manifests = description.crds.clone();
+    manifests.extend([
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
+        json!({
+            "apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": name, "namespace": namespace},
+            // It is only impersonated: nobody needs its token.
+            "automountServiceAccountToken": false,
+        }),
+        cluster_role(plugin, options),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": format!("pilothouse:{name}")},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("pilothouse:{name}")},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }),
+        // What the host itself needs: to read the plugin, and to act as the account.
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "metadata": {"name": format!("pilothouse:{name}"), "namespace": namespace},
+            "rules": [
+                {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [plugin_name(name)], "verbs": ["get"]},
+                {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [name], "verbs": ["impersonate"]},
+            ],
+        }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": {"name": format!("pilothouse:{name}"), "namespace": namespace},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": format!("pilothouse:{name}")},
+            "subjects": [{"kind": "ServiceAccount", "name": host.name, "namespace": host.namespace}],
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": plugin_name(name), "namespace": namespace},
+            "binaryData": {"plugin.wasm": encoded},
+        }),
+        json!({
+            "apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler",
+            "metadata": {"name": name},
+            "spec": {
+                "plugin": {"configMap": {"namespace": namespace, "name": plugin_name(name), "key": "plugin.wasm"}},
+                "serviceAccount": {"namespace": namespace, "name": name},
+            },
+        }),
+    ]);
+    Ok(manifests)
+}
+
+fn plugin_name(name: &str) -> String {
+    format!("{name}-plugin")
+}
+
+/// The rights of the service account: no more than its reconciles need.
+fn cluster_role(plugin: &Plugin, options: &Options) -> Value {
+    let description = plugin.description();
+    let (group, parents) = resource(&description.parent, &description.crds);
+    let mut rules = vec![
+        json!({"apiGroups": [group], "resources": [parents], "verbs": ["get", "list", "watch", "patch"]}),
+        json!({"apiGroups": [group], "resources": [format!("{parents}/status")], "verbs": ["patch"]}),
+        // Owner references that block the parent's deletion ask for this, where admission checks it (`C63`).
+        json!({"apiGroups": [group], "resources": [format!("{parents}/finalizers")], "verbs": ["update"]}),
+    ];
+    rules.extend(description.children.iter().map(|kind| {
+        let (group, children) = resource(kind, &description.crds);
+        json!({"apiGroups": [group], "resources": [children], "verbs": ["get", "list", "watch", "create", "patch", "delete"]})
+    }));
+    rules.extend(description.rights.iter().filter_map(|rule| serde_json::to_value(rule).ok()));
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": format!("pilothouse:{}", options.name)},
+        "rules": rules,
+    })
+}
+
+/// Group and plural name of a kind: from its CRD if the plugin brings it, else by the rule that all built-in kinds follow.
+fn resource(kind: &KindName, crds: &[Value]) -> (String, String) {
+    // A description that was read has none that cannot be parsed.
+    let group = kind.gvk().map(|gvk| gvk.group).unwrap_or_default();
+    let spec = crds.iter().map(|crd| &crd["spec"]).find(|spec| spec["group"] == group && spec["names"]["kind"] == kind.kind);
+    let plural = spec.and_then(|spec| spec["names"]["plural"].as_str()).map(str::to_owned);
+    let guess = || kind.gvk().map(|gvk| ApiResource::from_gvk(&gvk).plural).unwrap_or_default();
+    (group, plural.unwrap_or_else(guess))
+}

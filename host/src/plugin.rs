@@ -1,0 +1,189 @@
+//! A plugin: a loaded component, and the only functions that enter a guest.
+//!
+//! Each call runs in a fresh instance under the limits of its reconciler and leaves nothing behind. What comes out is a value of
+//! ours, an error of ours, and never a panic.
+
+pub mod describe;
+pub mod engine;
+
+mod convert;
+mod load;
+mod store;
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use tracing::Instrument as _;
+use wasmtime::{Store, Trap, component::{Instance, InstancePre}};
+
+pub use self::{
+    convert::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
+    describe::Description,
+    engine::Engine,
+    load::Error as LoadError,
+    store::CallLimits,
+};
+pub(crate) use self::store::CallState;
+use crate::bindings::{exports::pilothouse::plugin::{finalizer, reconciler}, pilothouse::plugin::types};
+
+/// See the module's documentation.
+pub struct Plugin {
+    engine: Arc<Engine>,
+    component: InstancePre<CallState>,
+    reconciler: reconciler::GuestIndices,
+    finalizer: Option<finalizer::GuestIndices>,
+    description: Description,
+    digest: String,
+}
+
+/// What a plugin is asked with: `request` of the WIT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The parent, as JSON.
+    pub parent: String,
+    /// Its children, as JSON each.
+    pub children: Vec<String>,
+    /// `spec.config` of the reconciler, as JSON.
+    pub config: String,
+    /// `context` of the WIT, as JSON.
+    pub context: String,
+}
+
+/// Why a call gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The guest computed or waited for too long.
+    #[error("the plugin gave no answer within {0:?} (limits.timeout)")]
+    Deadline(Duration),
+    /// The guest wanted more memory than it may have, and gave up.
+    #[error("the plugin needs more memory than {0} bytes (limits.memory)")]
+    Memory(usize),
+    /// The guest gave up: a panic in most languages.
+    #[error("the plugin crashed: {0}")]
+    Trap(Trap),
+    /// The guest could not be started.
+    #[error("failed to start the plugin")]
+    Instantiate(#[source] wasmtime::Error),
+    /// The guest answered something that the contract does not allow, or more than `limits.output`.
+    #[error("the plugin's answer cannot be read; it breaks the WIT contract or is larger than {output} bytes (limits.output)")]
+    Undecodable {
+        /// The limit.
+        output: usize,
+        /// What the engine says of it.
+        source: wasmtime::Error,
+    },
+    /// A bug of the host, which ended this call only.
+    #[error("the call ended by a bug in the host; please report it")]
+    Host,
+}
+
+impl CallError {
+    /// A stable name, for conditions, Events and metrics.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Deadline(_) => "PluginDeadline",
+            Self::Memory(_) => "PluginMemory",
+            Self::Trap(_) => "PluginTrap",
+            Self::Instantiate(_) => "PluginNotStarted",
+            Self::Undecodable { .. } => "PluginAnswerUndecodable",
+            Self::Host => "HostError",
+        }
+    }
+}
+
+impl Plugin {
+    /// What the plugin says of itself.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The SHA-256 of the component, in hex.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Whether it cleans up after its parents.
+    pub fn has_finalizer(&self) -> bool {
+        self.finalizer.is_some()
+    }
+
+    /// Asks for the children that the parent should have.
+    ///
+    /// # Errors
+    /// If there is no answer; what the plugin itself refuses is an answer.
+    pub async fn reconcile(&self, request: Request, limits: CallLimits) -> Result<Result<Answer, Failure>, CallError> {
+        let guest = self.reconciler.clone();
+        call(&self.engine, &self.component, limits, |store, instance| {
+            Box::pin(async move {
+                let guest = guest.load(&mut *store, instance)?;
+                let answer = guest.call_reconcile(store, &request.into()).await?;
+                Ok(answer.map(Answer::from).map_err(Failure::from))
+            })
+        })
+        .await
+    }
+
+    /// Asks to clean up after a parent that is being deleted. None: the plugin never cleans up.
+    ///
+    /// # Errors
+    /// If there is no answer; what the plugin itself refuses is an answer.
+    pub async fn finalize(
+        &self,
+        request: Request,
+        limits: CallLimits,
+    ) -> Result<Option<Result<FinalizeAnswer, Failure>>, CallError> {
+        let Some(guest) = self.finalizer.clone() else { return Ok(None) };
+        call(&self.engine, &self.component, limits, |store, instance| {
+            Box::pin(async move {
+                let guest = guest.load(&mut *store, instance)?;
+                let answer = guest.call_finalize(store, &request.into()).await?;
+                Ok(Some(answer.map(FinalizeAnswer::from).map_err(Failure::from)))
+            })
+        })
+        .await
+    }
+}
+
+type Entered<'a, T> = Pin<Box<dyn Future<Output = Result<T, wasmtime::Error>> + Send + 'a>>;
+
+/// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped.
+async fn call<T: Send + 'static>(
+    engine: &Arc<Engine>,
+    component: &InstancePre<CallState>,
+    limits: CallLimits,
+    enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send + 'static,
+) -> Result<T, CallError> {
+    let component = component.clone();
+    let in_guest = {
+        let engine = engine.clone();
+        async move {
+            let mut store = store::new_store(&engine, limits);
+            let result = async {
+                let instance = component.instantiate_async(&mut store).await.map_err(|error| (true, error))?;
+                enter(&mut store, &instance).await.map_err(|error| (false, error))
+            };
+            // The epoch ends a guest that computes; this ends one that waits.
+            match tokio::time::timeout(limits.timeout, result).await {
+                Ok(result) => result.map_err(|(starting, error)| classify(error, starting, &store, limits)),
+                Err(_) => Err(CallError::Deadline(limits.timeout)),
+            }
+        }
+    };
+    engine.run(in_guest.instrument(tracing::Span::current())).await.unwrap_or(Err(CallError::Host))
+}
+
+fn classify(error: wasmtime::Error, starting: bool, store: &Store<CallState>, limits: CallLimits) -> CallError {
+    let trap = error.downcast_ref::<Trap>().copied();
+    if let Some(trap) = trap {
+        tracing::debug!(target: "plugin", "{error:?}");
+        return match trap {
+            Trap::Interrupt => CallError::Deadline(limits.timeout),
+            _ if store.data().memory_refused() => CallError::Memory(limits.memory),
+            _ => CallError::Trap(trap),
+        };
+    }
+    match starting {
+        true if store.data().memory_refused() => CallError::Memory(limits.memory),
+        true => CallError::Instantiate(error),
+        false => CallError::Undecodable { output: limits.output, source: error },
+    }
+}

@@ -1,0 +1,123 @@
+//! What a plugin says of itself: the answer of `describe` in the WIT, checked.
+
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use kube::core::{GroupVersionKind, gvk::ParseGroupVersionError};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The answer of `describe`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Description {
+    /// The kind that it reconciles.
+    pub parent: KindName,
+    /// The kinds of its children.
+    #[serde(default)]
+    pub children: Vec<KindName>,
+    /// The kinds that it looks at.
+    #[serde(default)]
+    pub related: Vec<KindName>,
+    /// CustomResourceDefinitions that belong to it.
+    #[serde(default)]
+    pub crds: Vec<Value>,
+    /// The capabilities that it needs.
+    #[serde(default)]
+    pub capabilities: Vec<String>,
+    /// The OpenAPI schema of its config.
+    #[serde(default)]
+    pub config_schema: Option<Value>,
+    /// RBAC rules beyond the usual ones.
+    #[serde(default)]
+    pub rights: Vec<PolicyRule>,
+}
+
+/// A kind by name.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KindName {
+    /// `group/version`, or `version` alone for the core group.
+    pub api_version: String,
+    /// The kind.
+    pub kind: String,
+}
+
+/// Why a description is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not the JSON document that the contract asks for.
+    #[error("the plugin's describe() is not what the contract asks for")]
+    Json(#[source] serde_json::Error),
+    /// A kind has no proper apiVersion.
+    #[error("{field} in the plugin's describe() is no apiVersion; write it as apps/v1 or v1")]
+    ApiVersion {
+        /// Where it stands.
+        field: String,
+        /// What is wrong with it.
+        source: ParseGroupVersionError,
+    },
+    /// A kind is missing its name.
+    #[error("{field} in the plugin's describe() is empty; name the kind")]
+    EmptyKind {
+        /// Where it stands.
+        field: String,
+    },
+    /// It needs what this host does not have.
+    #[error("the plugin needs {0:?}, which this host does not serve; it serves: log")]
+    Capability(String),
+}
+
+impl KindName {
+    fn check(&self, field: &str) -> Result<(), Error> {
+        if self.kind.is_empty() {
+            return Err(Error::EmptyKind { field: format!("{field}.kind") });
+        }
+        self.gvk().map(drop).map_err(|source| Error::ApiVersion { field: format!("{field}.apiVersion"), source })
+    }
+
+    /// The kind in parts.
+    ///
+    /// # Errors
+    /// If the apiVersion has more than one slash; a description that was read has none such.
+    pub fn gvk(&self) -> Result<GroupVersionKind, ParseGroupVersionError> {
+        let version: kube::core::GroupVersion = self.api_version.parse()?;
+        Ok(version.with_kind(&self.kind))
+    }
+}
+
+impl Description {
+    /// Reads the answer of `describe`.
+    ///
+    /// # Errors
+    /// If it is not what the contract asks for, naming the field.
+    pub fn read(json: &str) -> Result<Self, Error> {
+        let description: Self = serde_json::from_str(json).map_err(Error::Json)?;
+        description.parent.check("parent")?;
+        for (at, child) in description.children.iter().enumerate() {
+            child.check(&format!("children[{at}]"))?;
+        }
+        if let Some(capability) = description.capabilities.iter().find(|capability| *capability != "log") {
+            return Err(Error::Capability(capability.clone()));
+        }
+        Ok(description)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_is_checked_by_field() {
+        let read = |json: &str| Description::read(json).map_err(|error| crate::telemetry::chain(&error));
+        let good = read(r#"{"parent":{"apiVersion":"t.example/v1","kind":"Widget"},"children":[{"apiVersion":"v1","kind":"Secret"}]}"#);
+        assert_eq!(good.unwrap().children[0].gvk().unwrap().group, "");
+        let bad = read(r#"{"parent":{"apiVersion":"a/b/c","kind":"Widget"}}"#).unwrap_err();
+        assert!(bad.contains("parent.apiVersion"), "{bad}");
+        let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"children":[{"apiVersion":"v1","kind":""}]}"#).unwrap_err();
+        assert!(bad.contains("children[0].kind"), "{bad}");
+        let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"childs":[]}"#).unwrap_err();
+        assert!(bad.contains("childs"), "{bad}");
+        let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"capabilities":["sql"]}"#).unwrap_err();
+        assert!(bad.contains("\"sql\""), "{bad}");
+    }
+}

@@ -1,0 +1,191 @@
+//! The WebAssembly engine that all plugins share, and the threads that guest code runs on.
+//!
+//! Guests have a runtime of their own, so that one which computes for long delays neither watches nor writes. Its clock
+//! is the epoch: a tick per millisecond while a call runs, after which a guest gives the others their turn.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, Thread},
+    time::Duration,
+};
+
+use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+/// How long a guest computes before another one gets its turn.
+const TICK: Duration = Duration::from_millis(1);
+/// How many calls can run at once in the whole process; further ones fail to instantiate and are retried. It is above
+/// what the reconcilers' `limits.concurrency` add up to in practice, and costs address space only.
+const MAX_CALLS: u32 = 256;
+/// The largest memory that a reconciler can allow a plugin.
+pub const MAX_MEMORY: usize = 1 << 30;
+/// Components of Go and JavaScript toolchains hold several core modules.
+const MAX_CORE_INSTANCES: u32 = 50;
+/// Memory that stays resident in a slot between calls, and is reset instead of unmapped: the working set of a call. Only cheap
+/// where the kernel tells which pages were written (PAGEMAP_SCAN, Linux 6.7), else the reset would rewrite all of it.
+const KEEP_MEMORY: usize = 4 << 20;
+const KEEP_TABLES: usize = 1 << 20;
+
+/// See the module's documentation.
+pub struct Engine {
+    wasm: wasmtime::Engine,
+    guests: Guests,
+    ticker: Ticker,
+}
+
+/// The threads that guests run on. Some only until it is dropped, from wherever that happens.
+struct Guests(Option<tokio::runtime::Runtime>);
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        // Waiting for the threads, as a runtime does when it is dropped, is not allowed in async code.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Why there is no engine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system grants no threads.
+    #[error("failed to start the threads that run plugins")]
+    Threads(#[source] std::io::Error),
+    /// The operating system grants no address space, or the machine is not supported.
+    #[error("failed to set up the WebAssembly engine; it reserves address space, so check `ulimit -v`")]
+    Wasm(#[source] wasmtime::Error),
+}
+
+impl Engine {
+    /// Reserves what calls will need: address space and threads, little memory.
+    ///
+    /// # Errors
+    /// If the operating system grants too little.
+    pub fn new() -> Result<Self, Error> {
+        let wasm = wasmtime::Engine::new(&config()).map_err(Error::Wasm)?;
+        let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+        let guests = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("guest")
+            .enable_time()
+            .build()
+            .map_err(Error::Threads)?;
+        let ticker = Ticker::start(wasm.weak()).map_err(Error::Threads)?;
+        Ok(Self { wasm, guests: Guests(Some(guests)), ticker })
+    }
+
+    /// The engine itself.
+    pub(super) fn wasm(&self) -> &wasmtime::Engine {
+        &self.wasm
+    }
+
+    /// Runs `call` on the guests' threads, with the clock ticking. None: it panicked.
+    pub(super) async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        let running = self.ticker.hold();
+        let call = async move {
+            let _running = running;
+            call.await
+        };
+        // Aborted with its caller: an answer that nobody awaits is not worth computing.
+        AbortOnDrop(self.guests.0.as_ref()?.spawn(call)).await
+    }
+}
+
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Future for AbortOnDrop<T> {
+    type Output = Option<T>;
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<T>> {
+        std::pin::Pin::new(&mut self.0).poll(context).map(Result::ok)
+    }
+}
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn config() -> Config {
+    let resident = |bytes| if PoolingAllocationConfig::is_pagemap_scan_available() { bytes } else { 0 };
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_component_instances(MAX_CALLS)
+        .total_core_instances(MAX_CALLS * 4)
+        .total_memories(MAX_CALLS * 2)
+        .total_tables(MAX_CALLS * 4)
+        .total_stacks(MAX_CALLS)
+        .max_core_instances_per_component(MAX_CORE_INSTANCES)
+        .max_memories_per_component(MAX_CORE_INSTANCES)
+        .max_tables_per_component(MAX_CORE_INSTANCES)
+        .max_memory_size(MAX_MEMORY)
+        .pagemap_scan(Enabled::Auto)
+        .linear_memory_keep_resident(resident(KEEP_MEMORY))
+        .table_keep_resident(resident(KEEP_TABLES))
+        .max_unused_warm_slots(16);
+    let mut config = Config::new();
+    config
+        .wasm_component_model(true)
+        // Guests are called one at a time in a store of their own: the bookkeeping of concurrent tasks would cost a quarter of a call.
+        .concurrency_support(false)
+        .epoch_interruption(true)
+        .memory_reservation(u64::try_from(MAX_MEMORY).unwrap_or(u64::MAX))
+        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    config
+}
+
+/// Ticks while at least one call runs; parked otherwise, so that a quiet host uses no CPU.
+struct Ticker {
+    running: Arc<AtomicUsize>,
+    thread: Thread,
+}
+
+/// A call that runs.
+struct Running(Arc<AtomicUsize>);
+
+impl Ticker {
+    fn start(engine: wasmtime::EngineWeak) -> Result<Self, std::io::Error> {
+        let running = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::downgrade(&running);
+        let handle = thread::Builder::new().name("epoch".to_owned()).spawn(move || tick(&engine, &counter))?;
+        Ok(Self { running, thread: handle.thread().clone() })
+    }
+
+    fn hold(&self) -> Running {
+        if self.running.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.thread.unpark();
+        }
+        Running(self.running.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        // Lets the thread see that its counter is gone.
+        self.running = Arc::default();
+        self.thread.unpark();
+    }
+}
+
+fn tick(engine: &wasmtime::EngineWeak, running: &Weak<AtomicUsize>) {
+    loop {
+        // Upgraded for a moment only: the thread ends with the engine.
+        let Some(calls) = running.upgrade().map(|running| running.load(Ordering::SeqCst)) else { return };
+        if calls == 0 {
+            thread::park();
+            continue;
+        }
+        let Some(engine) = engine.upgrade() else { return };
+        engine.increment_epoch();
+        drop(engine);
+        thread::sleep(TICK);
+    }
+}

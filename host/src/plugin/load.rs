@@ -1,0 +1,99 @@
+//! From bytes to a plugin: compile, link what is granted, find its parts, ask what it is.
+
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+use wasmtime::component::Component;
+
+use super::{CallError, CallLimits, Description, Engine, Plugin, call, describe};
+use crate::{
+    bindings::exports::pilothouse::plugin::{finalizer, reconciler},
+    capability, identity,
+};
+
+/// The package whose exports are ours.
+const PACKAGE: &str = "pilothouse:plugin/";
+/// The version of it that this host serves.
+const VERSION: &str = "0.1.0";
+/// What this host knows to call.
+const EXPORTS: [&str; 2] = ["reconciler", "finalizer"];
+
+/// Why a plugin cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes are no component.
+    #[error("this is a WebAssembly core module, not a component; build it with `pilothouse build`")]
+    CoreModule,
+    /// The bytes are no WebAssembly at all, or broken.
+    #[error("failed to compile the plugin; it must be a WebAssembly component")]
+    Compile(#[source] wasmtime::Error),
+    /// It imports what is not there or not granted.
+    #[error("the plugin imports something that this host does not serve or that is not granted")]
+    Link(#[source] wasmtime::Error),
+    /// It exports a part in a version, or a part altogether, that this host does not know.
+    #[error("the plugin exports {0}, which this host does not know; it serves pilothouse:plugin@{VERSION}: reconciler, finalizer")]
+    UnknownExport(String),
+    /// It does not export `reconciler`.
+    #[error("the plugin does not export pilothouse:plugin/reconciler@{VERSION}")]
+    NoReconciler(#[source] wasmtime::Error),
+    /// It exports `finalizer`, but not as the contract has it.
+    #[error("the plugin's pilothouse:plugin/finalizer@{VERSION} is not as the contract has it")]
+    Finalizer(#[source] wasmtime::Error),
+    /// It gave no description.
+    #[error("failed to ask the plugin what it is (describe)")]
+    Describe(#[source] CallError),
+    /// It gave a description that is refused.
+    #[error(transparent)]
+    Description(#[from] describe::Error),
+    /// A bug of the host.
+    #[error("the compiler ended by a bug; please report it")]
+    Host,
+}
+
+impl Plugin {
+    /// Loads a component.
+    ///
+    /// # Errors
+    /// If it is not a component that this host can serve.
+    pub async fn load(engine: &Arc<Engine>, bytes: Vec<u8>, limits: CallLimits) -> Result<Self, Error> {
+        let digest = identity::hex(&Sha256::digest(&bytes), 32);
+        let compiler = engine.wasm().clone();
+        // Compiling takes from milliseconds to seconds of CPU.
+        let component = tokio::task::spawn_blocking(move || compile(&compiler, &bytes)).await.map_err(|_| Error::Host)??;
+        check_exports(engine, &component)?;
+        let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
+        let component = linker.instantiate_pre(&component).map_err(Error::Link)?;
+        let reconciler = reconciler::GuestIndices::new(&component).map_err(Error::NoReconciler)?;
+        let finalizer = match component.component().get_export_index(None, "pilothouse:plugin/finalizer@0.1.0") {
+            Some(_) => Some(finalizer::GuestIndices::new(&component).map_err(Error::Finalizer)?),
+            None => None,
+        };
+        let guest = reconciler.clone();
+        let description = call(engine, &component, limits, |store, instance| {
+            Box::pin(async move { guest.load(&mut *store, instance)?.call_describe(store).await })
+        })
+        .await
+        .map_err(Error::Describe)?;
+        let description = Description::read(&description)?;
+        Ok(Self { engine: engine.clone(), component, reconciler, finalizer, description, digest })
+    }
+}
+
+fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<Component, Error> {
+    // The eight bytes that open a core module of version 1.
+    if bytes.starts_with(b"\0asm\x01\0\0\0") {
+        return Err(Error::CoreModule);
+    }
+    Component::from_binary(engine, bytes).map_err(Error::Compile)
+}
+
+/// An export of ours that nobody would ever call is a mistake worth telling: a finalizer of another version would never clean up.
+fn check_exports(engine: &Engine, component: &Component) -> Result<(), Error> {
+    let known = EXPORTS.map(|export| format!("{PACKAGE}{export}@{VERSION}"));
+    let ours = component.component_type();
+    let unknown = ours
+        .exports(engine.wasm())
+        .map(|(name, _)| name)
+        .find(|name| name.starts_with(PACKAGE) && !known.iter().any(|known| known == name));
+    unknown.map_or(Ok(()), |name| Err(Error::UnknownExport(name.to_owned())))
+}

@@ -1,0 +1,71 @@
+//! What one call of a plugin runs in: a fresh store with its limits, thrown away afterwards.
+
+use std::time::{Duration, Instant};
+
+use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
+
+use super::engine::Engine;
+use crate::capability::log::LogContext;
+
+/// What one call may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallLimits {
+    /// Memory, in bytes.
+    pub memory: usize,
+    /// Time, waiting included.
+    pub timeout: Duration,
+    /// Size of the answer, in bytes.
+    pub output: usize,
+}
+
+/// A table of function pointers as large toolchains make it has a few thousand entries.
+const MAX_TABLE_ELEMENTS: usize = 100_000;
+
+/// What the host keeps for a call.
+pub(crate) struct CallState {
+    pub(crate) log: LogContext,
+    limiter: Limiter,
+}
+
+struct Limiter {
+    left: usize,
+    refused: bool,
+}
+
+impl CallState {
+    /// Whether the guest was refused memory, which is what its trap then comes from.
+    pub(super) fn memory_refused(&self) -> bool {
+        self.limiter.refused
+    }
+}
+
+/// A store for one call; its clock starts now.
+pub(super) fn new_store(engine: &Engine, limits: CallLimits) -> Store<CallState> {
+    let limiter = Limiter { left: limits.memory, refused: false };
+    let mut store = Store::new(engine.wasm(), CallState { log: LogContext::default(), limiter });
+    store.limiter(|state| &mut state.limiter);
+    store.set_hostcall_fuel(limits.output);
+    store.set_epoch_deadline(1);
+    let end = Instant::now() + limits.timeout;
+    store.epoch_deadline_callback(move |_| {
+        Ok(if Instant::now() < end { UpdateDeadline::Yield(1) } else { UpdateDeadline::Interrupt })
+    });
+    store
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> Result<bool, wasmtime::Error> {
+        // All memories of a component together.
+        let more = desired.saturating_sub(current);
+        if more > self.left {
+            self.refused = true;
+            return Ok(false);
+        }
+        self.left -= more;
+        Ok(true)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> Result<bool, wasmtime::Error> {
+        Ok(desired <= MAX_TABLE_ELEMENTS)
+    }
+}

@@ -1,0 +1,414 @@
+//! The work queue of one reconciler: which parent is due when, one run per parent at a time.
+//!
+//! Backoff belongs to the parent, not to the event: a failure makes it wait twice as long as the one before, and what
+//! happens while it waits neither counts as a failure nor lengthens the wait (`C43`).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::Hash,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+/// How long a parent waits after its first failure.
+pub const BACKOFF_BASE: Duration = Duration::from_millis(500);
+/// The longest that a parent waits after a failure, before jitter.
+pub const BACKOFF_CAP: Duration = Duration::from_secs(60);
+/// How often at most an event of a child may wake a parent that is waiting after a failure.
+const EARLY_RUN_INTERVAL: Duration = Duration::from_secs(1);
+/// How often in a row a parent may run again at once: writing takes a pass, and seeing what came of it another. One whose plugin
+/// wants something else each time waits as after failures.
+const FREE_AGAINS: u32 = 3;
+/// How long a parent rests when nothing wakes it: what a lost event could cost at most.
+pub const RESYNC: Duration = Duration::from_hours(10);
+
+/// Why a parent is woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Its own change, which may well be the remedy: run now, whatever it waits for.
+    Parent,
+    /// A change of a child: run now, or at most once per second while it waits after a failure.
+    Child,
+}
+
+/// What follows a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing, until it is woken or [`RESYNC`] has passed.
+    OnChange,
+    /// Nothing, until it is woken: the parent is gone, or none of our business any more.
+    Forget,
+    /// At once: this run changed what the next one sees.
+    Again,
+    /// Run again after this time at the latest; it was no failure.
+    After(Duration),
+    /// Run again as after a failure, though it was none.
+    Immediately,
+    /// It failed: wait for the backoff, or for this time.
+    Failed(Option<Duration>),
+    /// It failed and trying again is useless: wait to be woken.
+    Terminal,
+}
+
+/// A run of a parent: hand it back with [`Queue::done`].
+#[derive(Debug)]
+pub struct Run<K> {
+    /// Which parent.
+    pub key: K,
+    /// How many runs in a row have failed before this one.
+    pub attempt: u32,
+    /// Whether an event started it before its backoff was over.
+    early: bool,
+}
+
+/// See the module's documentation.
+pub struct Queue<K> {
+    schedule: Mutex<Schedule<K>>,
+    changed: Notify,
+}
+
+impl<K> Default for Queue<K> {
+    fn default() -> Self {
+        Self { schedule: Mutex::default(), changed: Notify::new() }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Queue<K> {
+    /// Something changed for this parent.
+    pub fn wake(&self, key: &K, wake: Wake) {
+        self.lock().wake(key, wake, Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// Waits for the next parent that is due, and marks it as running. Cancel safe.
+    pub async fn next(&self) -> Run<K> {
+        loop {
+            let changed = self.changed.notified();
+            let due = match self.lock().start(Instant::now()) {
+                Ok(run) => return run,
+                Err(due) => due,
+            };
+            match due {
+                Some(at) => tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep_until(at.into()) => {}
+                },
+                None => changed.await,
+            }
+        }
+    }
+
+    /// A run has ended.
+    pub fn done(&self, run: Run<K>, next: Next) {
+        self.lock().done(run, next, Instant::now());
+        self.changed.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Schedule<K>> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The queue without its clock: every decision, a function of the time that it is told.
+struct Schedule<K> {
+    items: HashMap<K, Item>,
+    /// When each waiting item is due. The number keeps the order of arrival among equals.
+    due: BTreeMap<(Instant, u64), K>,
+    arrivals: u64,
+}
+
+#[derive(Default)]
+struct Item {
+    /// Its place in `due`.
+    waiting: Option<(Instant, u64)>,
+    running: bool,
+    /// Woken while it ran.
+    woken: Option<Wake>,
+    failures: u32,
+    /// How many runs in a row have ended with `Again`.
+    agains: u32,
+    /// When its backoff ends.
+    retry_at: Option<Instant>,
+    last_start: Option<Instant>,
+}
+
+impl<K> Default for Schedule<K> {
+    fn default() -> Self {
+        Self { items: HashMap::new(), due: BTreeMap::new(), arrivals: 0 }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Schedule<K> {
+    fn wake(&mut self, key: &K, wake: Wake, now: Instant) {
+        let item = self.items.entry(key.clone()).or_default();
+        if item.running {
+            // A change of the parent outranks one of a child.
+            item.woken = if item.woken == Some(Wake::Parent) { item.woken } else { Some(wake) };
+            return;
+        }
+        let at = item.due_when_woken(wake, now);
+        self.plan(key, at);
+    }
+
+    /// The next run, or when there will be one.
+    fn start(&mut self, now: Instant) -> Result<Run<K>, Option<Instant>> {
+        loop {
+            let Some(first) = self.due.first_entry() else { return Err(None) };
+            let (at, _) = *first.key();
+            if at > now {
+                return Err(Some(at));
+            }
+            let key = first.remove();
+            let Some(item) = self.items.get_mut(&key) else { continue };
+            item.waiting = None;
+            item.running = true;
+            item.last_start = Some(now);
+            let early = item.retry_at.is_some_and(|retry_at| retry_at > now);
+            return Ok(Run { attempt: item.failures, early, key });
+        }
+    }
+
+    fn done(&mut self, run: Run<K>, next: Next, now: Instant) {
+        let Some(item) = self.items.get_mut(&run.key) else { return };
+        item.running = false;
+        item.agains = if next == Next::Again { item.agains + 1 } else { 0 };
+        let planned = match next {
+            Next::OnChange => Some(now + jitter(RESYNC)),
+            Next::Forget | Next::Terminal => None,
+            Next::Again => Some(now + item.agains.checked_sub(FREE_AGAINS + 1).map_or(Duration::ZERO, backoff)),
+            Next::After(wait) | Next::Failed(Some(wait)) => Some(now + wait),
+            // An early run that failed too is the same failure: the wait goes on.
+            Next::Failed(None) | Next::Immediately if run.early => item.retry_at,
+            Next::Failed(None) | Next::Immediately => Some(now + backoff(item.failures)),
+        };
+        match next {
+            Next::OnChange | Next::Forget | Next::Again | Next::After(_) => (item.failures, item.retry_at) = (0, None),
+            Next::Terminal => (item.failures, item.retry_at) = (item.failures.saturating_add(1), None),
+            Next::Failed(_) | Next::Immediately if planned == item.retry_at => {}
+            Next::Failed(_) | Next::Immediately => {
+                (item.failures, item.retry_at) = (item.failures.saturating_add(1), planned);
+            }
+        }
+        let woken = item.woken.take().map(|wake| item.due_when_woken(wake, now));
+        match woken.into_iter().chain(planned).min() {
+            Some(at) => self.plan(&run.key, at),
+            None if next == Next::Forget => drop(self.items.remove(&run.key)),
+            None => {}
+        }
+    }
+
+    /// Makes the item due at `at`, or leaves it where it is if that is earlier.
+    fn plan(&mut self, key: &K, at: Instant) {
+        let item = self.items.entry(key.clone()).or_default();
+        if let Some(already) = item.waiting {
+            if already.0 <= at {
+                return;
+            }
+            self.due.remove(&already);
+        }
+        self.arrivals += 1;
+        item.waiting = Some((at, self.arrivals));
+        self.due.insert((at, self.arrivals), key.clone());
+    }
+}
+
+impl Item {
+    fn due_when_woken(&self, wake: Wake, now: Instant) -> Instant {
+        match (wake, self.retry_at, self.last_start) {
+            (Wake::Child, Some(retry_at), Some(last)) if retry_at > now => {
+                retry_at.min((last + EARLY_RUN_INTERVAL).max(now))
+            }
+            _ => now,
+        }
+    }
+}
+
+/// Doubles from [`BACKOFF_BASE`] to [`BACKOFF_CAP`], and a little at random, so that parents that failed together do not
+/// return together.
+fn backoff(failures: u32) -> Duration {
+    jitter(BACKOFF_BASE.saturating_mul(2_u32.saturating_pow(failures)).min(BACKOFF_CAP))
+}
+
+/// Up to a quarter more.
+fn jitter(exact: Duration) -> Duration {
+    exact.mul_f64(1.0 + fastrand::f64() / 4.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A schedule with a clock that stands until it is moved.
+    struct Clock {
+        schedule: Schedule<&'static str>,
+        now: Instant,
+    }
+
+    impl Clock {
+        fn new() -> Self {
+            Self { schedule: Schedule::default(), now: Instant::now() }
+        }
+
+        fn wake(&mut self, key: &'static str, wake: Wake) {
+            self.schedule.wake(&key, wake, self.now);
+        }
+
+        fn due(&mut self) -> Option<Run<&'static str>> {
+            self.schedule.start(self.now).ok()
+        }
+
+        /// Waits for the next run; how long that took, and the run.
+        fn wait(&mut self) -> (Duration, Run<&'static str>) {
+            let since = self.now;
+            loop {
+                match self.schedule.start(self.now) {
+                    Ok(run) => return (self.now - since, run),
+                    Err(at) => self.now = at.expect("something is due some time"),
+                }
+            }
+        }
+
+        fn done(&mut self, run: Run<&'static str>, next: Next) {
+            self.schedule.done(run, next, self.now);
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.now += time;
+        }
+    }
+
+    #[test]
+    fn one_run_per_parent_and_a_wake_during_it_is_kept() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        clock.wake("a", Wake::Parent);
+        clock.wake("b", Wake::Parent);
+        let a = clock.due().unwrap();
+        assert_eq!((a.key, clock.due().unwrap().key), ("a", "b"));
+        clock.wake("a", Wake::Child);
+        assert!(clock.due().is_none());
+        clock.done(a, Next::OnChange);
+        let a = clock.due().unwrap();
+        assert_eq!(a.key, "a");
+        clock.done(a, Next::OnChange);
+        assert!(clock.due().is_none());
+    }
+
+    #[test]
+    fn failures_wait_longer_and_longer_and_success_resets() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let mut run = clock.due().unwrap();
+        for attempt in 0..10 {
+            assert_eq!(run.attempt, attempt);
+            clock.done(run, Next::Failed(None));
+            let (waited, again) = clock.wait();
+            let exact = BACKOFF_BASE.saturating_mul(1 << attempt).min(BACKOFF_CAP);
+            assert!(waited >= exact && waited <= exact.mul_f64(1.25), "wait {attempt} was {waited:?}");
+            run = again;
+        }
+        clock.done(run, Next::OnChange);
+        clock.wake("a", Wake::Parent);
+        assert_eq!(clock.due().unwrap().attempt, 0);
+    }
+
+    #[test]
+    fn c43_events_during_backoff_are_no_failures() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        for _ in 0..6 {
+            let (_, run) = clock.wait();
+            clock.done(run, Next::Failed(None));
+        }
+        // Sixteen seconds to wait, in a storm of child events; each early run fails as well.
+        let (mut early, mut waited) = (0, Duration::ZERO);
+        let last = loop {
+            clock.wake("a", Wake::Child);
+            if let Some(run) = clock.due() {
+                assert_eq!(run.attempt, 6);
+                if !run.early {
+                    break run;
+                }
+                early += 1;
+                clock.done(run, Next::Failed(None));
+            }
+            clock.pass(Duration::from_millis(20));
+            waited += Duration::from_millis(20);
+        };
+        assert!(waited >= BACKOFF_BASE * 32 && waited <= BACKOFF_BASE * 41, "the wait became {waited:?}");
+        assert!((15..=21).contains(&early), "{early} early runs in {waited:?}");
+        clock.done(last, Next::OnChange);
+    }
+
+    #[test]
+    fn a_change_of_the_parent_ends_the_wait() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let run = clock.due().unwrap();
+        clock.done(run, Next::Failed(Some(Duration::from_secs(30))));
+        assert!(clock.due().is_none());
+        clock.wake("a", Wake::Parent);
+        assert_eq!(clock.due().unwrap().attempt, 1);
+    }
+
+    #[test]
+    fn the_four_outcomes() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let run = clock.due().unwrap();
+        clock.done(run, Next::After(Duration::from_secs(30)));
+        let (waited, run) = clock.wait();
+        assert_eq!((waited, run.attempt), (Duration::from_secs(30), 0));
+
+        clock.done(run, Next::Again);
+        let run = clock.due().unwrap();
+
+        clock.done(run, Next::Immediately);
+        let (waited, run) = clock.wait();
+        assert!(waited >= BACKOFF_BASE, "`immediately` goes through the rate limiter");
+        assert_eq!(run.attempt, 1);
+
+        clock.done(run, Next::Terminal);
+        assert_eq!(clock.schedule.start(clock.now).unwrap_err(), None);
+        clock.wake("a", Wake::Child);
+        let run = clock.due().unwrap();
+        clock.done(run, Next::OnChange);
+        let (waited, _) = clock.wait();
+        assert!(waited >= RESYNC);
+    }
+
+    #[test]
+    fn c22_a_plugin_that_never_settles_is_slowed_down() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let since = clock.now;
+        for _ in 0..20 {
+            let (_, run) = clock.wait();
+            clock.done(run, Next::Again);
+        }
+        assert!(clock.now - since > Duration::from_mins(5), "20 runs in {:?}", clock.now - since);
+    }
+
+    #[test]
+    fn a_parent_that_is_gone_leaves_nothing_behind() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let run = clock.due().unwrap();
+        clock.done(run, Next::Forget);
+        assert!(clock.schedule.items.is_empty() && clock.schedule.due.is_empty());
+    }
+
+    #[tokio::test]
+    async fn waiting_ends_with_a_wake() {
+        let queue = Queue::default();
+        let next = async { queue.next().await.key };
+        let wake = async {
+            tokio::task::yield_now().await;
+            queue.wake(&"a", Wake::Parent);
+        };
+        let (key, ()) = tokio::join!(next, wake);
+        assert_eq!(key, "a");
+    }
+}

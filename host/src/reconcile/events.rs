@@ -1,0 +1,81 @@
+//! Kubernetes Events on parents, as the host: on a transition of `Synced`, and those that the plugin asks for. Once each.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Client,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+
+use crate::{
+    object::{Kind, Object},
+    plugin::{self, EventKind},
+};
+
+/// An Event's note, by the API (events.k8s.io/v1).
+const MAX_NOTE: usize = 1024;
+
+/// Where Events go.
+#[derive(Clone)]
+pub struct Events {
+    recorder: Recorder,
+}
+
+impl Events {
+    /// Publishes with `client`, which acts as the host.
+    pub fn new(client: Client) -> Self {
+        let reporter = Reporter { controller: "pilothouse.dev/host".to_owned(), instance: None };
+        Self { recorder: Recorder::new(client, reporter) }
+    }
+
+    /// `Synced` has changed to this reason. An empty message means that all is well.
+    pub(super) async fn publish_transition(&self, parent: &Object, kind: &Kind, reason: &str, message: &str) {
+        let (type_, note) = match message {
+            "" => (EventType::Normal, "children are as the plugin wants them"),
+            message => (EventType::Warning, message),
+        };
+        self.publish(parent, kind, type_, reason, note).await;
+    }
+
+    /// What the plugin tells, without what it told last time.
+    pub(super) async fn publish_plugin(
+        &self,
+        parent: &Object,
+        kind: &Kind,
+        events: &[plugin::Event],
+        last: &mut Vec<plugin::Event>,
+    ) {
+        for event in events.iter().filter(|event| !last.contains(event)) {
+            let type_ = match event.kind {
+                EventKind::Normal => EventType::Normal,
+                EventKind::Warning => EventType::Warning,
+            };
+            self.publish(parent, kind, type_, &event.reason, &event.message).await;
+        }
+        last.clear();
+        last.extend_from_slice(events);
+    }
+
+    async fn publish(&self, parent: &Object, kind: &Kind, type_: EventType, reason: &str, note: &str) {
+        let end = (0..=note.len().min(MAX_NOTE)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note[..end].to_owned()).filter(|note| !note.is_empty()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        let key = parent.key();
+        let reference = ObjectReference {
+            api_version: Some(kind.api.api_version.clone()),
+            kind: Some(kind.api.kind.clone()),
+            name: Some(key.name),
+            namespace: key.namespace,
+            uid: Some(parent.uid().to_owned()),
+            ..ObjectReference::default()
+        };
+        // An Event is a courtesy: the condition says the same.
+        if let Err(error) = self.recorder.publish(&event, &reference).await {
+            tracing::warn!(reason, "failed to publish an Event: {error}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The finalizer state machine: in which phase a parent is, and the two writes that move it on.
+//!
+//! new (our finalizer is missing, and needed) → live → deleting with our finalizer → deleting without it (nothing at all, ever).
+//!
+//! Both writes are one form: a JSON patch that tests the UID and the whole old list, so that a finalizer of somebody else is never
+//! touched, and one of ours never put on an object of the same name that came later.
+
+use json_patch::{AddOperation, PatchOperation, TestOperation, jsonptr::PointerBuf};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::Value;
+
+use super::apply::is_status;
+use crate::object::Object;
+
+/// Where a parent is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It needs our finalizer before anything is made for it.
+    New,
+    /// It is to be reconciled.
+    Live,
+    /// It is being deleted, and waits for our cleanup.
+    Finalizing,
+    /// It is being deleted, and is none of our business any more.
+    Released,
+}
+
+/// The phase of a parent. `needed`: whether parents of this reconciler get the finalizer.
+pub fn phase(parent: &Object, finalizer: &str, needed: bool) -> Phase {
+    let ours = parent.finalizers().iter().any(|entry| entry == finalizer);
+    match (parent.is_deleting(), ours) {
+        (true, true) => Phase::Finalizing,
+        (true, false) => Phase::Released,
+        (false, false) if needed => Phase::New,
+        (false, _) => Phase::Live,
+    }
+}
+
+/// Why a finalizer was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The parent has changed; it must be read again.
+    #[error("the parent was changed at the same time")]
+    Conflict(#[source] kube::Error),
+    /// The parent is gone.
+    #[error("the parent is gone")]
+    Gone(#[source] kube::Error),
+    /// Anything else.
+    #[error("failed to write the finalizer")]
+    Request(#[source] kube::Error),
+}
+
+/// Puts the finalizer on; the answer is the parent as it is from then on.
+pub(super) async fn add(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
+    let mut finalizers = parent.finalizers().to_vec();
+    finalizers.push(finalizer.to_owned());
+    write(api, parent, finalizers).await
+}
+
+/// Takes the finalizer off.
+pub(super) async fn remove(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
+    let finalizers = parent.finalizers().iter().filter(|entry| *entry != finalizer).cloned().collect();
+    write(api, parent, finalizers).await
+}
+
+async fn write(api: &Api<Object>, parent: &Object, finalizers: Vec<String>) -> Result<Object, Error> {
+    let patch = Patch::<()>::Json(patch(parent, &finalizers));
+    api.patch(parent.name(), &PatchParams::default(), &patch).await.map_err(|error| match () {
+        () if is_status(&error, 404) => Error::Gone(error),
+        // The API server's word for a test that does not hold.
+        () if is_status(&error, 422) || is_status(&error, 409) => Error::Conflict(error),
+        () => Error::Request(error),
+    })
+}
+
+fn patch(parent: &Object, finalizers: &[String]) -> json_patch::Patch {
+    let pointer = |name| PointerBuf::from_tokens(["metadata", name]);
+    // A test for null holds where there is no list.
+    let before = match parent.finalizers() {
+        [] => Value::Null,
+        before => before.into(),
+    };
+    json_patch::Patch(vec![
+        PatchOperation::Test(TestOperation { path: pointer("uid"), value: parent.uid().into() }),
+        PatchOperation::Test(TestOperation { path: pointer("finalizers"), value: before }),
+        // `add` replaces what is there.
+        PatchOperation::Add(AddOperation { path: pointer("finalizers"), value: finalizers.into() }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const OURS: &str = "pilothouse.dev/c-x-1";
+
+    fn parent(finalizers: &[&str], deleting: bool) -> Object {
+        let mut object = json!({"metadata": {"name": "p", "uid": "u", "finalizers": finalizers}});
+        if deleting {
+            object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }
+        Object::from_json(&object.to_string()).unwrap()
+    }
+
+    #[test]
+    fn the_four_phases() {
+        for (finalizers, deleting, needed, expected) in [
+            (&[][..], false, true, Phase::New),
+            (&["a/b"], false, true, Phase::New),
+            (&[], false, false, Phase::Live),
+            (&[OURS], false, true, Phase::Live),
+            (&[OURS], false, false, Phase::Live),
+            (&["a/b", OURS], true, true, Phase::Finalizing),
+            (&[OURS], true, false, Phase::Finalizing),
+            (&["a/b"], true, true, Phase::Released),
+            (&[], true, false, Phase::Released),
+        ] {
+            assert_eq!(phase(&parent(finalizers, deleting), OURS, needed), expected, "{finalizers:?} {deleting} {needed}");
+        }
+    }
+
+    #[test]
+    fn a_patch_tests_all_that_it_was_made_for() {
+        let patch = patch(&parent(&["a/b"], false), &["a/b".to_owned(), OURS.to_owned()]);
+        let expected = json!([
+            {"op": "test", "path": "/metadata/uid", "value": "u"},
+            {"op": "test", "path": "/metadata/finalizers", "value": ["a/b"]},
+            {"op": "add", "path": "/metadata/finalizers", "value": ["a/b", OURS]},
+        ]);
+        assert_eq!(serde_json::to_value(patch).unwrap(), expected);
+    }
+}

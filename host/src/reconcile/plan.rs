@@ -1,0 +1,198 @@
+//! The plan step: what there is and what is wanted, to what is to be done. Pure: no client, no clock, nothing async.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::projection::projection;
+use crate::{
+    identity::RECONCILER_LABEL,
+    object::{Kind, Object},
+    state::{ChildApply, ChildDelete, ChildKey, DesiredChild, LastApply, Observed, Plan},
+};
+
+/// Whose children they are to be.
+pub struct Owner<'a> {
+    /// The parent's kind.
+    pub kind: &'a Kind,
+    /// The value of the reconciler's label.
+    pub label: &'a str,
+    /// The field manager of this parent.
+    pub manager: &'a str,
+}
+
+/// What to do so that `observed` becomes `desired`.
+///
+/// A child that is as it should be is left alone: its plugin wants what it wanted at our last apply, and nothing of ours has
+/// changed since (see [`projection`]). A child that is being deleted is left alone, too; its end will wake the parent.
+pub fn plan(
+    observed: &Observed,
+    desired: &[DesiredChild],
+    memory: &HashMap<ChildKey, LastApply>,
+    owner: &Owner<'_>,
+) -> Plan {
+    let live: HashMap<_, _> = observed.children.iter().map(|(key, child)| (key, child.as_ref())).collect();
+    let mut plan = Plan::default();
+    for child in desired {
+        match live.get(&child.key) {
+            Some(live) if live.is_deleting() => plan.deleting.push(child.key.clone()),
+            Some(live) if is_unchanged(live, child, memory.get(&child.key), owner.manager) => {
+                plan.unchanged.push((child.key.clone(), live.resource_version().to_owned()));
+            }
+            live => plan.applies.push(ChildApply {
+                key: child.key.clone(),
+                body: body(child, live.map(|live| live.uid()), &observed.parent, owner),
+                digest: child.digest,
+                create: live.is_none(),
+            }),
+        }
+    }
+    let wanted: std::collections::HashSet<_> = desired.iter().map(|child| &child.key).collect();
+    let unwanted = observed.children.iter().filter(|(key, child)| !wanted.contains(key) && !child.is_deleting());
+    plan.deletes = unwanted.map(|(key, child)| ChildDelete { key: key.clone(), uid: child.uid().to_owned() }).collect();
+    plan
+}
+
+fn is_unchanged(live: &Object, child: &DesiredChild, last: Option<&LastApply>, manager: &str) -> bool {
+    let Some(last) = last.filter(|last| last.desired == child.digest) else { return false };
+    if last.resource_version == live.resource_version() {
+        return true;
+    }
+    let fields = live.owned_by(manager, "Apply", "");
+    fields.and_then(|fields| projection(fields.get(), live.json()).ok()) == Some(last.projection)
+}
+
+/// What is sent: what the plugin decides, our label and owner reference, and the one object that may be meant.
+fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<'_>) -> Map<String, Value> {
+    let mut body = child.object.clone();
+    if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
+        let labels = metadata.entry("labels").or_insert_with(|| json!({}));
+        if labels.is_null() {
+            *labels = json!({});
+        }
+        if let Value::Object(labels) = labels {
+            labels.insert(RECONCILER_LABEL.to_owned(), owner.label.into());
+        }
+        let reference = json!([{
+            "apiVersion": owner.kind.api.api_version,
+            "kind": owner.kind.api.kind,
+            "name": parent.name(),
+            "uid": parent.uid(),
+            "controller": true,
+            "blockOwnerDeletion": true,
+        }]);
+        metadata.insert("ownerReferences".to_owned(), reference);
+        match uid {
+            // This very object: gone or replaced is a conflict.
+            Some(uid) => metadata.insert("uid".to_owned(), uid.into()),
+            // Only if there is none: the API server answers 409 to an apply that names a version of what exists or not.
+            None => metadata.insert("resourceVersion".to_owned(), "1".into()),
+        };
+    }
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::discovery::ApiResource;
+
+    use super::*;
+    use crate::{object::ObjectKey, reconcile::projection::digest_object};
+
+    const MANAGER: &str = "pilothouse/1";
+
+    fn parent_kind() -> Kind {
+        let api = ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk("t.example", "v1", "Widget"));
+        Kind { api, namespaced: true, has_status: true }
+    }
+
+    fn key(name: &str) -> ChildKey {
+        ChildKey { kind: 0, object: ObjectKey { namespace: Some("n".into()), name: name.into() } }
+    }
+
+    fn wanted(name: &str, value: &str) -> DesiredChild {
+        let api = ApiResource::erase::<ConfigMap>(&());
+        let object = json!({"apiVersion": api.api_version, "kind": api.kind,
+            "metadata": {"name": name, "namespace": "n"}, "data": {"k": value}});
+        let Value::Object(object) = object else { unreachable!() };
+        DesiredChild { key: key(name), digest: digest_object(&object), object }
+    }
+
+    fn live(name: &str, value: &str, version: &str, extra: &str) -> Arc<Object> {
+        let text = format!(
+            r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}","namespace":"n","uid":"u-{name}","resourceVersion":"{version}"{extra},
+               "managedFields":[{{"manager":"{MANAGER}","operation":"Apply","fieldsV1":{{"f:data":{{"f:k":{{}}}}}}}}]}},"data":{{"k":"{value}","theirs":"{version}"}}}}"#
+        );
+        Arc::new(Object::from_json(&text).unwrap())
+    }
+
+    fn remembered(child: &DesiredChild, live: &Object) -> (ChildKey, LastApply) {
+        let fields = live.owned_by(MANAGER, "Apply", "").unwrap();
+        let last = LastApply {
+            desired: child.digest,
+            projection: projection(fields.get(), live.json()).unwrap(),
+            resource_version: live.resource_version().to_owned(),
+        };
+        (child.key.clone(), last)
+    }
+
+    fn plan_for(children: &[Arc<Object>], desired: &[DesiredChild], memory: &HashMap<ChildKey, LastApply>) -> Plan {
+        let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
+        let children = children.iter().map(|child| (key(child.name()), child.clone())).collect();
+        let observed = Observed { parent: Arc::new(parent), children };
+        plan(&observed, desired, memory, &Owner { kind: &parent_kind(), label: "c-x-1", manager: MANAGER })
+    }
+
+    #[test]
+    fn an_absent_child_is_created_and_only_created() {
+        let plan = plan_for(&[], &[wanted("a", "1")], &HashMap::new());
+        let [apply] = plan.applies.as_slice() else { panic!("{plan:?}") };
+        assert!(apply.create);
+        assert_eq!(apply.body["metadata"]["resourceVersion"], "1");
+        assert_eq!(apply.body["metadata"]["labels"][RECONCILER_LABEL], "c-x-1");
+        assert_eq!(apply.body["metadata"]["ownerReferences"][0]["uid"], "u-p");
+        assert_eq!(apply.body["metadata"].get("uid"), None);
+    }
+
+    #[test]
+    fn a_child_in_its_place_is_left_alone_whatever_others_do_to_theirs() {
+        let child = wanted("a", "1");
+        let memory = HashMap::from([remembered(&child, &live("a", "1", "5", ""))]);
+        for version in ["5", "6"] {
+            let plan = plan_for(&[live("a", "1", version, "")], std::slice::from_ref(&child), &memory);
+            assert_eq!(plan, Plan { unchanged: vec![(key("a"), version.to_owned())], ..Plan::default() });
+        }
+    }
+
+    #[test]
+    fn a_changed_child_is_applied_by_uid() {
+        let child = wanted("a", "1");
+        let memory = HashMap::from([remembered(&child, &live("a", "1", "5", ""))]);
+        let by_others = plan_for(&[live("a", "changed", "6", "")], std::slice::from_ref(&child), &memory);
+        let by_plugin = plan_for(&[live("a", "1", "5", "")], &[wanted("a", "2")], &memory);
+        let forgotten = plan_for(&[live("a", "1", "5", "")], std::slice::from_ref(&child), &HashMap::new());
+        for plan in [by_others, by_plugin, forgotten] {
+            let [apply] = plan.applies.as_slice() else { panic!("{plan:?}") };
+            assert!(!apply.create);
+            assert_eq!(apply.body["metadata"]["uid"], "u-a");
+            assert_eq!(apply.body["metadata"].get("resourceVersion"), None);
+        }
+    }
+
+    #[test]
+    fn a_child_being_deleted_is_left_alone() {
+        let dying = live("a", "1", "5", r#","deletionTimestamp":"2026-01-01T00:00:00Z""#);
+        let plan = plan_for(&[dying.clone()], &[wanted("a", "2")], &HashMap::new());
+        assert_eq!(plan, Plan { deleting: vec![key("a")], ..Plan::default() });
+        assert_eq!(plan_for(&[dying], &[], &HashMap::new()), Plan::default());
+    }
+
+    #[test]
+    fn an_unwanted_child_is_deleted_by_uid() {
+        let plan = plan_for(&[live("a", "1", "5", "")], &[], &HashMap::new());
+        assert_eq!(plan.deletes, [ChildDelete { key: key("a"), uid: "u-a".into() }]);
+    }
+}

@@ -1,0 +1,368 @@
+//! The status step: what the parent says of itself, written only when it changes. Also taken when a step before it failed.
+//!
+//! The status belongs to the plugin; the host merges the conditions by type, owns `Synced`, `observedGeneration` and
+//! every `lastTransitionTime`, and derives `Ready` from the children unless the plugin decides it.
+
+use jiff::Timestamp;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    apply::is_status,
+    projection::{Digest, digest, digest_object},
+};
+use crate::{
+    object::Object,
+    plugin::{Condition, ConditionStatus},
+    state::{LastStatus, Report},
+};
+
+/// What to tell.
+pub(super) struct Publish<'a> {
+    /// What the plugin tells; none when it gave no answer.
+    pub(super) report: Option<&'a Report>,
+    /// What the host tells: `Synced`, and `Ready` if it is known.
+    pub(super) conditions: Vec<Condition>,
+    /// The field manager of this parent.
+    pub(super) manager: &'a str,
+}
+
+/// Why the status was not written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The parent is not JSON as we know it.
+    #[error("failed to read the parent")]
+    Read(#[source] serde_json::Error),
+    /// The parent has changed in between, and wakes us again.
+    #[error("the parent was changed at the same time")]
+    Conflict(#[source] kube::Error),
+    /// Anything else.
+    #[error("failed to write the status")]
+    Request(#[source] kube::Error),
+}
+
+/// Writes the status if it differs from what the API server would keep of it. None: nothing to write.
+pub(super) async fn publish(
+    api: &Api<Object>,
+    parent: &Object,
+    publish: &Publish<'_>,
+    last: &mut Option<LastStatus>,
+) -> Result<Option<Object>, Error> {
+    let live = live_status(parent).map_err(Error::Read)?;
+    let owned = owned_status(parent, publish.manager);
+    let wanted = wanted(&live, &owned, publish, parent.generation(), Timestamp::now());
+    let changes = merge_diff(&live, &wanted);
+    let sent = digest_without_times(&wanted);
+    let kept = digest_object(&live);
+    // What the schema drops or rewrites differs for ever; sending it again would not help.
+    let known = last.as_ref().is_some_and(|last| last.sent == sent && last.kept == kept);
+    if changes.is_empty() || known {
+        return Ok(None);
+    }
+    let body = json!({
+        "metadata": {"uid": parent.uid(), "resourceVersion": parent.resource_version()},
+        "status": changes,
+    });
+    let params = PatchParams { field_manager: Some(publish.manager.to_owned()), ..PatchParams::default() };
+    match api.patch_status(parent.name(), &params, &Patch::Merge(&body)).await {
+        Ok(answer) => {
+            let kept = digest_object(&live_status(&answer).map_err(Error::Read)?);
+            *last = Some(LastStatus { sent, kept });
+            Ok(Some(answer))
+        }
+        // Gone: there is nobody left to tell.
+        Err(error) if is_status(&error, 404) => Ok(None),
+        Err(error) if is_status(&error, 409) => Err(Error::Conflict(error)),
+        Err(error) => Err(Error::Request(error)),
+    }
+}
+
+fn live_status(parent: &Object) -> Result<Map<String, Value>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Parent {
+        status: Option<Map<String, Value>>,
+    }
+    Ok(serde_json::from_str::<Parent>(parent.json())?.status.unwrap_or_default())
+}
+
+/// The `fieldsV1` of what we have written into the status before.
+fn owned_status(parent: &Object, manager: &str) -> Map<String, Value> {
+    let fields = parent.owned_by(manager, "Update", "status");
+    let fields: Option<Map<String, Value>> = fields.and_then(|fields| serde_json::from_str(fields.get()).ok());
+    match fields.and_then(|mut fields| fields.remove("f:status")) {
+        Some(Value::Object(status)) => status,
+        _ => Map::new(),
+    }
+}
+
+/// The whole status as it should be.
+fn wanted(
+    live: &Map<String, Value>,
+    owned: &Map<String, Value>,
+    publish: &Publish<'_>,
+    generation: i64,
+    now: Timestamp,
+) -> Map<String, Value> {
+    let mut status = live.clone();
+    if let Some(told) = publish.report.and_then(|report| report.status.as_ref()) {
+        // What the plugin wrote before and no longer does goes; what others wrote stays.
+        status.retain(|name, _| {
+            !owned.contains_key(&format!("f:{name}")) || name == "conditions" || name == "observedGeneration"
+        });
+        status.extend(told.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())));
+    }
+    let owned_conditions = owned.get("f:conditions").and_then(Value::as_object);
+    let conditions = conditions(live, owned_conditions, publish, generation, now);
+    status.insert("conditions".to_owned(), conditions.into());
+    if generation > 0 {
+        status.insert("observedGeneration".to_owned(), generation.into());
+    }
+    status
+}
+
+fn conditions(
+    live: &Map<String, Value>,
+    owned: Option<&Map<String, Value>>,
+    publish: &Publish<'_>,
+    generation: i64,
+    now: Timestamp,
+) -> Vec<Value> {
+    let told = publish.report.map(|report| report.conditions.as_slice());
+    let told_by_plugin = |kind: &str| told.unwrap_or_default().iter().any(|condition| condition.kind == kind);
+    let by_host = publish.conditions.iter().filter(|condition| !told_by_plugin(&condition.kind));
+    let news: Vec<_> = told.unwrap_or_default().iter().chain(by_host).collect();
+
+    let before = live.get("conditions").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let mut merged: Vec<_> = before
+        .iter()
+        .filter(|condition| {
+            let kind = condition.get("type").and_then(Value::as_str).unwrap_or_default();
+            // The plugin's own, which it no longer tells.
+            let dropped = told.is_some() && owned.is_some_and(|owned| owned.contains_key(&format!("k:{{\"type\":{}}}", Value::from(kind))));
+            !dropped || news.iter().any(|new| new.kind == kind) || kind == "Synced" || kind == "Ready"
+        })
+        .cloned()
+        .collect();
+    for new in news {
+        let place = merged.iter().position(|condition| condition.get("type").is_some_and(|kind| *kind == new.kind));
+        let since = place.map(|place| &merged[place]).filter(|old| old.get("status").is_some_and(|status| *status == new.status.as_str()));
+        let since = since.and_then(|old| old.get("lastTransitionTime").cloned()).unwrap_or_else(|| seconds(now).into());
+        let mut condition = json!({
+            "type": new.kind,
+            "status": new.status.as_str(),
+            "reason": new.reason,
+            "message": new.message,
+            "lastTransitionTime": since,
+        });
+        if generation > 0 {
+            condition["observedGeneration"] = generation.into();
+        }
+        match place {
+            Some(place) => merged[place] = condition,
+            None => merged.push(condition),
+        }
+    }
+    merged
+}
+
+/// A time as the Kubernetes API writes it.
+pub(super) fn seconds(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// The merge patch (RFC 7386) that makes `to` of `from`.
+fn merge_diff(from: &Map<String, Value>, to: &Map<String, Value>) -> Map<String, Value> {
+    let mut patch = Map::new();
+    for (name, old) in from {
+        match (old, to.get(name)) {
+            (_, None) => drop(patch.insert(name.clone(), Value::Null)),
+            (Value::Object(old), Some(Value::Object(new))) => {
+                let below = merge_diff(old, new);
+                if !below.is_empty() {
+                    patch.insert(name.clone(), below.into());
+                }
+            }
+            (old, Some(new)) if old != new => drop(patch.insert(name.clone(), new.clone())),
+            _ => {}
+        }
+    }
+    patch.extend(to.iter().filter(|(name, _)| !from.contains_key(*name)).map(|(name, new)| (name.clone(), new.clone())));
+    patch
+}
+
+fn digest_without_times(status: &Map<String, Value>) -> Digest {
+    let mut status = Value::from(status.clone());
+    let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        condition.remove("lastTransitionTime");
+    }
+    digest(&status)
+}
+
+/// The condition of that type on the parent, as (status, reason).
+pub(super) fn live_condition(parent: &Object, kind: &str) -> Option<(String, String)> {
+    let status = live_status(parent).ok()?;
+    let condition = status.get("conditions")?.as_array()?.iter().find(|condition| condition.get("type").is_some_and(|t| t == kind))?;
+    let text = |name| condition.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    Some((text("status"), text("reason")))
+}
+
+/// `Ready`, from the children: `ready` of `wanted` are, and this is the first that is not.
+pub(super) fn ready(wanted: usize, ready: usize, waiting_for: Option<String>) -> Condition {
+    let (status, reason, message) = match waiting_for {
+        None => (ConditionStatus::True, "Available", format!("{ready} of {wanted} children are ready")),
+        Some(child) => (
+            ConditionStatus::False,
+            "Unavailable",
+            format!("{ready} of {wanted} children are ready; waiting for {child}"),
+        ),
+    };
+    Condition { kind: "Ready".to_owned(), status, reason: reason.to_owned(), message }
+}
+
+/// Whether a child does what it is there for, by the conventions of its kind: a condition `Ready` or `Available`, or as many
+/// ready replicas as are asked for. A kind that says nothing of itself is ready when it exists.
+pub(super) fn is_ready(child: &Object) -> bool {
+    #[derive(Deserialize)]
+    struct Probe {
+        spec: Option<Spec>,
+        status: Option<Status>,
+        kind: Option<String>,
+    }
+    #[derive(Deserialize, Default)]
+    struct Spec {
+        replicas: Option<i64>,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Status {
+        observed_generation: Option<i64>,
+        conditions: Vec<Probed>,
+        ready_replicas: i64,
+        desired_number_scheduled: i64,
+        number_ready: i64,
+    }
+    #[derive(Deserialize)]
+    struct Probed {
+        #[serde(rename = "type")]
+        kind: String,
+        status: String,
+    }
+    // Anything else under these names is not the convention, so it says nothing.
+    let Ok(probe) = serde_json::from_str::<Probe>(child.json()) else { return true };
+    let replicas = probe.spec.unwrap_or_default().replicas.unwrap_or(1);
+    let Some(status) = probe.status else {
+        return !matches!(probe.kind.as_deref(), Some("Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" | "Pod" | "Job"));
+    };
+    if status.observed_generation.is_some_and(|observed| observed < child.generation()) {
+        return false;
+    }
+    match probe.kind.as_deref() {
+        Some("StatefulSet" | "ReplicaSet") => return status.ready_replicas >= replicas,
+        Some("DaemonSet") => return status.number_ready >= status.desired_number_scheduled,
+        Some("Job") => return status.conditions.iter().any(|it| it.kind == "Complete" && it.status == "True"),
+        _ => {}
+    }
+    let telling = status.conditions.iter().find(|condition| condition.kind == "Ready");
+    let telling = telling.or_else(|| status.conditions.iter().find(|condition| condition.kind == "Available"));
+    match telling {
+        Some(condition) => condition.status == "True",
+        None => !matches!(probe.kind.as_deref(), Some("Deployment" | "Pod")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANAGER: &str = "pilothouse/1";
+
+    fn object(value: Value) -> Map<String, Value> {
+        let Value::Object(object) = value else { panic!("{value}") };
+        object
+    }
+
+    fn condition(kind: &str, status: ConditionStatus, reason: &str) -> Condition {
+        Condition { kind: kind.to_owned(), status, reason: reason.to_owned(), message: String::new() }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn told(status: Option<Value>, conditions: Vec<Condition>) -> Report {
+        Report { status: status.map(object), conditions, events: Vec::new() }
+    }
+
+    fn want(live: &Value, owned: &Value, report: Option<&Report>, host: Vec<Condition>, now: i64) -> Value {
+        let publish = Publish { report, conditions: host, manager: MANAGER };
+        wanted(&object(live.clone()), &object(owned.clone()), &publish, 3, at(now)).into()
+    }
+
+    #[test]
+    fn c33_a_transition_time_moves_only_with_the_status() {
+        let report = told(Some(json!({"n": 1})), vec![condition("Db", ConditionStatus::True, "Up")]);
+        let first = want(&json!({}), &json!({}), Some(&report), Vec::new(), 100);
+        assert_eq!(first["conditions"][0]["lastTransitionTime"], "1970-01-01T00:01:40Z");
+        assert_eq!(first["observedGeneration"], 3);
+        let again = want(&first, &json!({}), Some(&report), Vec::new(), 200);
+        assert_eq!(again, first);
+        assert!(merge_diff(&object(first.clone()), &object(again)).is_empty());
+        let report = told(Some(json!({"n": 1})), vec![condition("Db", ConditionStatus::False, "Down")]);
+        let changed = want(&first, &json!({}), Some(&report), Vec::new(), 300);
+        assert_eq!(changed["conditions"][0]["lastTransitionTime"], "1970-01-01T00:05:00Z");
+    }
+
+    #[test]
+    fn conditions_and_keys_of_others_stay_and_our_dropped_ones_go() {
+        let live = json!({
+            "theirs": 1, "ours": 2, "kept": {"a": 1, "b": 2},
+            "conditions": [{"type": "Theirs", "status": "True"}, {"type": "Ours", "status": "True"}],
+        });
+        let owned = json!({"f:ours": {}, "f:kept": {}, "f:conditions": {"k:{\"type\":\"Ours\"}": {".": {}}}});
+        let report = told(Some(json!({"kept": {"b": 3}})), Vec::new());
+        let wanted = want(&live, &owned, Some(&report), Vec::new(), 1);
+        assert_eq!(wanted, json!({"theirs": 1, "kept": {"b": 3}, "observedGeneration": 3,
+            "conditions": [{"type": "Theirs", "status": "True"}]}));
+        let patch = merge_diff(&object(live.clone()), &object(wanted));
+        assert_eq!(patch["ours"], Value::Null);
+        assert_eq!(patch["kept"], json!({"a": null, "b": 3}));
+        // Without an answer nothing of the plugin's is taken away.
+        let failed = want(&live, &owned, None, vec![condition("Synced", ConditionStatus::False, "PluginTrap")], 1);
+        assert_eq!((&failed["ours"], failed["conditions"].as_array().unwrap().len()), (&json!(2), 3));
+    }
+
+    #[test]
+    fn the_plugin_may_decide_ready() {
+        let report = told(None, vec![condition("Ready", ConditionStatus::False, "Migrating")]);
+        let host = vec![condition("Synced", ConditionStatus::True, "ReconcileSuccess"), ready(1, 1, None)];
+        let wanted = want(&json!({}), &json!({}), Some(&report), host, 1);
+        let conditions = wanted["conditions"].as_array().unwrap();
+        assert_eq!(conditions.len(), 2);
+        assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("Ready"), &json!("Migrating")));
+    }
+
+    #[test]
+    fn readiness_by_the_conventions_of_each_kind() {
+        let child = |kind: &str, spec: Value, status: Value| {
+            let object = json!({"kind": kind, "metadata": {"name": "x", "uid": "u", "generation": 2}, "spec": spec, "status": status});
+            is_ready(&Object::from_json(&object.to_string()).unwrap())
+        };
+        let condition = |kind: &str, status: &str| json!({"observedGeneration": 2, "conditions": [{"type": kind, "status": status}]});
+        assert!(child("Deployment", json!({}), condition("Available", "True")));
+        assert!(!child("Deployment", json!({}), condition("Available", "False")));
+        assert!(!child("Deployment", json!({}), json!({"observedGeneration": 2})));
+        assert!(!child("Deployment", json!({}), json!({"observedGeneration": 1, "conditions": [{"type": "Available", "status": "True"}]})));
+        assert!(child("StatefulSet", json!({"replicas": 2}), json!({"readyReplicas": 2})));
+        assert!(!child("StatefulSet", json!({"replicas": 2}), json!({"readyReplicas": 1})));
+        assert!(!child("Job", json!({}), json!({"active": 1})));
+        assert!(child("Job", json!({}), condition("Complete", "True")));
+        assert!(!child("Thing", json!({}), condition("Ready", "False")));
+        assert!(child("ConfigMap", json!({}), Value::Null));
+        assert!(child("Odd", json!("text"), json!("text")));
+    }
+}

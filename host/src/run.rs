@@ -1,0 +1,79 @@
+//! `pilothouse run`: puts the parts together and takes them apart again.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use http::{HeaderValue, header::USER_AGENT};
+use kube::{Client, Config};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{plugin::Engine, probes, reconcile::Events, supervisor::Supervisor};
+
+/// How to run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Where /livez and /readyz are served.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8081")]
+    pub health_probe_bind_address: SocketAddr,
+    /// How long reconciles that run may take to come to their end after SIGTERM.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub graceful_shutdown_timeout: Duration,
+}
+
+fn duration(text: &str) -> Result<Duration, crate::crd::ParseLimitError> {
+    text.parse::<crate::crd::Timeout>().map(|timeout| timeout.0)
+}
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// If the host cannot start: no API server to reach, no port, no engine.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let mut config = Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
+    let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
+    let client = Client::try_from(config.clone()).context("failed to set up the Kubernetes client")?;
+    let engine = Arc::new(Engine::new()?);
+    let listener = TcpListener::bind(options.health_probe_bind_address)
+        .await
+        .with_context(|| format!("failed to listen on {} (--health-probe-bind-address)", options.health_probe_bind_address))?;
+    let health = listener.local_addr()?;
+
+    let stop = CancellationToken::new();
+    let listed = watch::Sender::new(false);
+    tokio::spawn(stop_on_signal(stop.clone())?);
+    let probes = tokio::spawn(probes::serve(listener, listed.subscribe()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), %health, "pilothouse runs");
+
+    let events = Events::new(client.clone());
+    let supervisor = tokio::spawn(Supervisor { config, client, engine, events }.run(listed, stop.clone()));
+    let ended = async {
+        stop.cancelled().await;
+        tracing::info!("stopping");
+        tokio::time::sleep(options.graceful_shutdown_timeout).await;
+    };
+    tokio::select! {
+        result = supervisor => result.context("the supervisor ended by a bug; please report it")?,
+        () = ended => tracing::warn!("reconciles still ran after {:?}; they will be taken up again", options.graceful_shutdown_timeout),
+    }
+    probes.abort();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminate = signal(SignalKind::terminate()).context("failed to wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to wait for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+    })
+}

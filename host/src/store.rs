@@ -1,0 +1,231 @@
+//! The objects of one kind that the host has seen, kept up to date by a watch and found by name, UID or owner.
+//!
+//! One watch feeds a store; reconciles read it and lay their own writes over it, so that a pass sees what the one before
+//! it wrote, whether or not the watch has shown it yet (`cases.md` C37 in the design's terms: a stale cache creates nothing twice).
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use tokio::sync::watch;
+
+use crate::object::{Object, ObjectKey};
+
+/// See the module's documentation.
+pub struct Store {
+    state: RwLock<State>,
+    synced: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct State {
+    objects: HashMap<ObjectKey, Arc<Object>>,
+    by_uid: HashMap<String, ObjectKey>,
+    by_owner: HashMap<String, BTreeSet<ObjectKey>>,
+    /// During a list: what it has brought so far.
+    listed: Option<HashSet<ObjectKey>>,
+}
+
+/// A change that a watch event made to the store: the states before and after.
+#[derive(Debug)]
+pub struct Change {
+    /// None: it was not there.
+    pub before: Option<Arc<Object>>,
+    /// None: it is gone.
+    pub after: Option<Arc<Object>>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { state: RwLock::default(), synced: watch::Sender::new(false) }
+    }
+}
+
+impl Store {
+    /// The object of that name.
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<Object>> {
+        self.read().objects.get(key).cloned()
+    }
+
+    /// Where the object with this UID is.
+    pub fn key_of(&self, uid: &str) -> Option<ObjectKey> {
+        self.read().by_uid.get(uid).cloned()
+    }
+
+    /// The objects whose controller owner has this UID, sorted by namespace and name.
+    pub fn owned_by(&self, uid: &str) -> Vec<Arc<Object>> {
+        let state = self.read();
+        let keys = state.by_owner.get(uid).into_iter().flatten();
+        keys.filter_map(|key| state.objects.get(key).cloned()).collect()
+    }
+
+    /// All objects.
+    pub fn all(&self) -> Vec<Arc<Object>> {
+        self.read().objects.values().cloned().collect()
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.read().objects.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the first list is complete: before that, an absent object proves nothing.
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow()
+    }
+
+    /// Waits for the first list.
+    pub async fn wait_synced(&self) {
+        // The sender lives in self, so the channel cannot close.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// A list begins: what it does not bring until [`Self::end_list`] is gone.
+    pub fn begin_list(&self) {
+        self.write().listed = Some(HashSet::new());
+    }
+
+    /// An item of the list that has begun.
+    pub fn list_item(&self, object: Object) -> Option<Change> {
+        let mut state = self.write();
+        if let Some(listed) = &mut state.listed {
+            listed.insert(object.key());
+        }
+        state.insert(object)
+    }
+
+    /// The list is complete.
+    pub fn end_list(&self) -> Vec<Change> {
+        let mut state = self.write();
+        let listed = state.listed.take().unwrap_or_default();
+        let gone: Vec<_> = state.objects.keys().filter(|key| !listed.contains(key)).cloned().collect();
+        let changes = gone.iter().filter_map(|key| state.remove(key)).collect();
+        drop(state);
+        self.synced.send_replace(true);
+        changes
+    }
+
+    /// The watch, or an answer to a write of ours, shows this state. An older one than is known is dropped, and so is the
+    /// echo of a write: neither is a change.
+    pub fn apply(&self, object: Object) -> Option<Change> {
+        self.write().insert(object)
+    }
+
+    /// The watch shows that this object was deleted.
+    pub fn delete(&self, object: &Object) -> Option<Change> {
+        let mut state = self.write();
+        let key = object.key();
+        // A later object of the same name stays.
+        if state.objects.get(&key).is_some_and(|known| known.uid() != object.uid()) {
+            return None;
+        }
+        state.remove(&key)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn insert(&mut self, object: Object) -> Option<Change> {
+        let key = object.key();
+        if self.objects.get(&key).is_some_and(|known| !object.is_newer_than(known)) {
+            return None;
+        }
+        let before = self.remove(&key).and_then(|change| change.before);
+        let object = Arc::new(object);
+        self.by_uid.insert(object.uid().to_owned(), key.clone());
+        if let Some(owner) = object.controller_uid() {
+            self.by_owner.entry(owner.to_owned()).or_default().insert(key.clone());
+        }
+        self.objects.insert(key, object.clone());
+        Some(Change { before, after: Some(object) })
+    }
+
+    fn remove(&mut self, key: &ObjectKey) -> Option<Change> {
+        let object = self.objects.remove(key)?;
+        self.by_uid.remove(object.uid());
+        if let Some(owner) = object.controller_uid()
+            && let Some(keys) = self.by_owner.get_mut(owner)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.by_owner.remove(owner);
+            }
+        }
+        Some(Change { before: Some(object), after: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(name: &str, uid: &str, version: u64, owner: &str) -> Object {
+        Object::from_json(&format!(
+            r#"{{"metadata":{{"name":"{name}","namespace":"n","uid":"{uid}","resourceVersion":"{version}",
+               "ownerReferences":[{{"apiVersion":"v1","kind":"K","name":"p","uid":"{owner}","controller":true}}]}}}}"#
+        ))
+        .unwrap()
+    }
+
+    fn names(objects: &[Arc<Object>]) -> Vec<&str> {
+        objects.iter().map(|object| object.name()).collect()
+    }
+
+    #[test]
+    fn children_are_found_by_owner_and_follow_it() {
+        let store = Store::default();
+        store.apply(object("b", "u2", 2, "p1"));
+        store.apply(object("a", "u1", 1, "p1"));
+        assert_eq!(names(&store.owned_by("p1")), ["a", "b"]);
+        let change = store.apply(object("a", "u1", 3, "p2")).unwrap();
+        assert_eq!(change.before.unwrap().controller_uid(), Some("p1"));
+        assert_eq!(names(&store.owned_by("p1")), ["b"]);
+        assert_eq!(names(&store.owned_by("p2")), ["a"]);
+    }
+
+    #[test]
+    fn an_echo_or_an_older_state_is_no_change() {
+        let store = Store::default();
+        assert!(store.apply(object("a", "u1", 5, "p1")).is_some());
+        assert!(store.apply(object("a", "u1", 5, "p1")).is_none());
+        assert!(store.apply(object("a", "u1", 4, "p1")).is_none());
+        assert!(store.apply(object("a", "u9", 4, "p1")).is_some(), "another UID is another object");
+    }
+
+    #[test]
+    fn a_list_removes_what_it_does_not_bring() {
+        let store = Store::default();
+        store.apply(object("old", "u1", 1, "p1"));
+        store.begin_list();
+        store.list_item(object("new", "u2", 2, "p1"));
+        assert!(!store.is_synced());
+        let gone = store.end_list();
+        assert_eq!(gone.len(), 1);
+        assert_eq!(gone[0].before.as_ref().unwrap().name(), "old");
+        assert!(store.is_synced());
+        assert_eq!(names(&store.owned_by("p1")), ["new"]);
+    }
+
+    #[test]
+    fn the_deletion_of_an_old_uid_leaves_its_successor() {
+        let store = Store::default();
+        store.apply(object("a", "u2", 7, "p1"));
+        assert!(store.delete(&object("a", "u1", 8, "p1")).is_none());
+        assert!(store.delete(&object("a", "u2", 9, "p1")).is_some());
+        assert!(store.is_empty());
+        assert_eq!(store.key_of("u2"), None);
+    }
+}

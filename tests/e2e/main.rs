@@ -1,0 +1,1 @@
+//! End-to-end tests: the real host and real plugins on a real control plane.

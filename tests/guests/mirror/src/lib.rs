@@ -1,0 +1,262 @@
+//! The mirror: a plugin for the kind `Widget` that answers what the parent's `spec` tells it to, also what no plugin should.
+//!
+//! `spec.reply` is the answer of `reconcile`, `spec.cleanup` that of `finalize` (`finished` without one). Both have the keys of
+//! [`Reply`]. It is written on the bindings themselves, since the SDK would not let it misbehave.
+
+use std::hint::black_box;
+
+use pilothouse_sdk::raw::types::{
+    Child, Cleanup, Condition, ConditionStatus, Desired, Event, EventKind, Failure, Finalization, Next, Request,
+};
+use pilothouse_sdk::raw::{finalizer, log, reconciler};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+struct Mirror;
+
+/// What to answer, and how to misbehave before. The keys work in this order.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Reply {
+    /// Lines to log.
+    log: Vec<String>,
+    /// Memory to allocate and fill.
+    #[serde(rename = "allocateMiB")]
+    allocate_mib: usize,
+    /// Execute `unreachable`.
+    trap: bool,
+    /// Never return.
+    spin: bool,
+    /// `{"retry": m}`, `{"retryAfter": {"ms": n, "message": m}}` or `{"terminal": m}`.
+    failure: Option<Refusal>,
+    /// Objects, or `{"object": …, "options": …}`. In `cleanup`, none leaves the children alone.
+    children: Option<Vec<Value>>,
+    /// Any JSON; it may be what no status should be.
+    status: Option<Value>,
+    conditions: Vec<ReplyCondition>,
+    events: Vec<ReplyEvent>,
+    /// `"onChange"`, `"immediately"` or `{"afterMs": n}`; only in `reply`.
+    next: ReplyNext,
+    /// Not finished yet; only in `cleanup`.
+    waiting_ms: Option<u32>,
+    /// One more child, which is no JSON.
+    garbage: bool,
+    /// A status of this size instead.
+    #[serde(rename = "outputMiB")]
+    output_mib: usize,
+    /// Show the request in `status.echo`: context, config, and the children as `Kind/namespace/name`.
+    echo: bool,
+    extra: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Refusal {
+    Retry(String),
+    RetryAfter { ms: u32, message: String },
+    Terminal(String),
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum ReplyNext {
+    #[default]
+    OnChange,
+    Immediately,
+    AfterMs(u32),
+}
+
+/// As in the Kubernetes API: `type`, `status` (`"True"`, `"False"`, `"Unknown"`), `reason` and `message`.
+#[derive(Deserialize)]
+struct ReplyCondition {
+    r#type: String,
+    status: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
+}
+
+/// As in the Kubernetes API: `type` (`"Normal"`, `"Warning"`), `reason` and `message`.
+#[derive(Deserialize)]
+struct ReplyEvent {
+    r#type: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
+}
+
+/// The parts of a Widget's spec.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    reply: Reply,
+    cleanup: Reply,
+    /// Add the time of each call to conditions and status, as plugins do that make a storm of writes.
+    stamp: bool,
+}
+
+#[derive(Deserialize)]
+struct Widget {
+    spec: Spec,
+}
+
+impl reconciler::Guest for Mirror {
+    fn describe() -> String {
+        // The file is part of this source, so it is JSON.
+        let crd: Value = serde_json::from_str(include_str!("../crd.json")).unwrap_or_default();
+        json!({
+            "parent": { "apiVersion": "t.example/v1", "kind": "Widget" },
+            "children": [
+                { "apiVersion": "v1", "kind": "ConfigMap" },
+                { "apiVersion": "v1", "kind": "Secret" },
+                { "apiVersion": "v1", "kind": "Service" },
+                { "apiVersion": "v1", "kind": "ServiceAccount" },
+                { "apiVersion": "apps/v1", "kind": "Deployment" },
+            ],
+            "crds": [crd],
+        })
+        .to_string()
+    }
+
+    fn reconcile(request: Request) -> Result<Desired, Failure> {
+        let Spec { mut reply, stamp, .. } = spec(&request)?;
+        reply.misbehave()?;
+        let next = match reply.next {
+            ReplyNext::OnChange => Next::OnChange,
+            ReplyNext::Immediately => Next::Immediately,
+            ReplyNext::AfterMs(ms) => Next::After(ms),
+        };
+        Ok(Desired {
+            children: reply.children().unwrap_or_default(),
+            status: reply.status(&request, stamp),
+            conditions: reply.conditions(&request, stamp),
+            events: reply.events(),
+            next,
+            extra: reply.extra(),
+        })
+    }
+}
+
+impl finalizer::Guest for Mirror {
+    fn finalize(request: Request) -> Result<Finalization, Failure> {
+        let Spec { cleanup: mut reply, stamp, .. } = spec(&request)?;
+        reply.misbehave()?;
+        Ok(Finalization {
+            cleanup: reply.waiting_ms.map_or(Cleanup::Finished, Cleanup::Waiting),
+            children: reply.children(),
+            status: reply.status(&request, stamp),
+            conditions: reply.conditions(&request, stamp),
+            events: reply.events(),
+            extra: reply.extra(),
+        })
+    }
+}
+
+pilothouse_sdk::export_plugin!(Mirror, finalizer);
+
+fn spec(request: &Request) -> Result<Spec, Failure> {
+    let parsed: Result<Widget, _> = serde_json::from_str(&request.parent);
+    // A test that misspells a key has to see it.
+    parsed.map(|widget| widget.spec).map_err(|err| Failure::Terminal(err.to_string()))
+}
+
+fn now(request: &Request) -> Value {
+    let context: Value = serde_json::from_str(&request.context).unwrap_or_default();
+    context["now"].clone()
+}
+
+impl Reply {
+    fn misbehave(&mut self) -> Result<(), Failure> {
+        for line in &self.log {
+            log::write(log::Level::Info, line, &[]);
+        }
+        // Filled, since memory that nobody touches costs nothing.
+        black_box(vec![1_u8; self.allocate_mib << 20]);
+        if self.trap {
+            std::process::abort();
+        }
+        while black_box(self.spin) {}
+        match self.failure.take() {
+            None => Ok(()),
+            Some(Refusal::Retry(message)) => Err(Failure::Retry(message)),
+            Some(Refusal::RetryAfter { ms, message }) => Err(Failure::RetryAfter((ms, message))),
+            Some(Refusal::Terminal(message)) => Err(Failure::Terminal(message)),
+        }
+    }
+
+    fn children(&self) -> Option<Vec<Child>> {
+        let garbage = self.garbage.then(|| Child { object: "{\"kind\": garbage".to_owned(), options: "{}".to_owned() });
+        let children = self.children.iter().flatten().map(|child| match child.get("object") {
+            Some(object) => {
+                let options = child.get("options").map_or_else(|| "{}".to_owned(), Value::to_string);
+                Child { object: object.to_string(), options }
+            }
+            None => Child { object: child.to_string(), options: "{}".to_owned() },
+        });
+        (self.garbage || self.children.is_some()).then(|| children.chain(garbage).collect())
+    }
+
+    fn status(&self, request: &Request, stamp: bool) -> Option<String> {
+        if self.output_mib > 0 {
+            return Some(json!({ "filler": "x".repeat(self.output_mib << 20) }).to_string());
+        }
+        let mut status = self.status.clone();
+        if stamp {
+            status.get_or_insert_with(|| json!({}))["stamp"] = now(request);
+        }
+        if self.echo {
+            status.get_or_insert_with(|| json!({}))["echo"] = echo(request);
+        }
+        status.map(|status| status.to_string())
+    }
+
+    fn conditions(&self, request: &Request, stamp: bool) -> Vec<Condition> {
+        let stamp = stamp.then(|| Condition {
+            kind: "Stamped".to_owned(),
+            status: ConditionStatus::True,
+            reason: "Called".to_owned(),
+            message: now(request).to_string(),
+        });
+        let given = self.conditions.iter().map(|condition| Condition {
+            kind: condition.r#type.clone(),
+            status: match condition.status.as_str() {
+                "True" => ConditionStatus::True,
+                "False" => ConditionStatus::False,
+                _ => ConditionStatus::Unknown,
+            },
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+        });
+        given.chain(stamp).collect()
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let event = |event: &ReplyEvent| Event {
+            kind: if event.r#type == "Warning" { EventKind::Warning } else { EventKind::Normal },
+            reason: event.reason.clone(),
+            message: event.message.clone(),
+        };
+        self.events.iter().map(event).collect()
+    }
+
+    fn extra(&self) -> String {
+        self.extra.as_ref().map_or_else(|| "{}".to_owned(), Value::to_string)
+    }
+}
+
+fn echo(request: &Request) -> Value {
+    let parse = |json: &String| serde_json::from_str::<Value>(json).unwrap_or_default();
+    let identity = |child: &String| {
+        let child = parse(child);
+        let [kind, namespace, name] = ["/kind", "/metadata/namespace", "/metadata/name"]
+            .map(|path| child.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned());
+        format!("{kind}/{namespace}/{name}")
+    };
+    json!({
+        "context": parse(&request.context),
+        "config": parse(&request.config),
+        "children": request.children.iter().map(identity).collect::<Vec<_>>(),
+    })
+}
