@@ -2,7 +2,7 @@
 //!
 //! Any cargo will do if the machine has a WebAssembly target. Where rustup cannot fetch one, Debian's compiler can build it
 //! together with the standard library (`plugins/setup.sh` installs what that takes). Either way the result goes through
-//! the component encoder, which also checks that it keeps the contract it was built against.
+//! the component encoder, which checks that it keeps the contract that it was built against.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,20 +52,22 @@ pub enum Error {
     /// Cargo does not understand the crate.
     #[error("cargo cannot read the crate: {0}")]
     Metadata(String),
-    /// The crate is no plugin.
-    #[error("the crate `{0}` makes no component: add `crate-type = [\"cdylib\", \"rlib\"]` to the `[lib]` of its Cargo.toml")]
-    NoCdylib(String),
+    /// The crate is a program.
+    #[error("the crate `{0}` is no plugin: it has no library (src/lib.rs)")]
+    NoLibrary(String),
     /// Nothing here compiles to WebAssembly.
     #[error(
         "there is no WebAssembly target for Rust: run `rustup target add wasm32-unknown-unknown`, or where rustup cannot \
-         download it, on Debian `apt-get install rustc-web cargo-web rust-web-src`"
+         download it, on Debian `apt-get install rustc-web cargo-web rust-web-src lld-19`"
     )]
     NoTarget,
     /// The crate does not compile; cargo has printed why.
     #[error("the plugin does not compile: see the compiler's messages above")]
     Compile,
     /// The module is no component of the contract.
-    #[error("the module does not make a component: does the crate call `export_plugin!`, and is its SDK of this release?")]
+    #[error(
+        "the module does not make a component: does the crate call `export_plugin!`, and is its SDK of this release?"
+    )]
     Encode(#[source] anyhow::Error),
     /// A file could not be read or written.
     #[error("failed to access {}", path.display())]
@@ -87,8 +89,8 @@ const PROFILE_SETTINGS: [&str; 6] = [
     "lto=true",
     "codegen-units=1",
     "panic='abort'",
-    // The names stay out as well: a panic logs its place, and they are a third of the component.
-    "strip=true",
+    // Without names the component is a fifth smaller, and a panic logs where it was.
+    "strip='symbols'",
 ];
 
 /// Builds the plugin crate in `options.dir` and returns where its component is. Compiler messages go to stderr.
@@ -101,7 +103,10 @@ pub fn build(options: &Options) -> Result<Built, Error> {
     let module = package.compile(options.profile.as_deref())?;
     let module = std::fs::read(&module).map_err(|source| Error::File { path: module, source })?;
     let component = component(module).map_err(Error::Encode)?;
-    let path = options.output.clone().unwrap_or_else(|| package.target.join("plugins").join(&package.name).with_extension("wasm"));
+    let path = options
+        .output
+        .clone()
+        .unwrap_or_else(|| package.target.join("plugins").join(&package.name).with_extension("wasm"));
     write(&path, &component).map_err(|source| Error::File { path: path.clone(), source })?;
     Ok(Built { path, size: component.len() as u64, duration: start.elapsed() })
 }
@@ -125,33 +130,45 @@ impl Package {
             return Err(Error::Metadata(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
         let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|err| Error::Metadata(err.to_string()))?;
-        let Some(package) = list(&metadata["packages"]).find(|package| path(&package["manifest_path"]) == manifest) else {
+        let Some(package) = list(&metadata["packages"]).find(|package| path(&package["manifest_path"]) == manifest)
+        else {
             return Err(Error::NoCrate(dir.to_owned()));
         };
         let name = package["name"].as_str().unwrap_or_default().to_owned();
-        if !list(&package["targets"]).any(|target| list(&target["crate_types"]).any(|kind| kind == "cdylib")) {
-            return Err(Error::NoCdylib(name));
+        let library =
+            |target: &Value| list(&target["kind"]).any(|kind| kind == "lib" || kind == "rlib" || kind == "cdylib");
+        if !list(&package["targets"]).any(library) {
+            return Err(Error::NoLibrary(name));
         }
         Ok(Self { manifest, name, target: path(&metadata["target_directory"]) })
     }
 
     /// Compiles to a core module (or to a component, where the target makes one by itself) and returns its path.
     fn compile(&self, profile: Option<&str>) -> Result<PathBuf, Error> {
-        let mut cargo = Toolchain::find(self.dir())?.build();
+        let mut cargo = Toolchain::find(self.dir())?.cargo_rustc();
         cargo.args(["--lib", "--message-format=json-render-diagnostics", "--manifest-path"]).arg(&self.manifest);
+        // Whatever the manifest says: a second crate type beside this one would turn link-time optimisation off.
+        cargo.args(["--crate-type", "cdylib"]);
         // A target folder of its own: another compiler may be at work here, and each would rebuild what the other has built.
         cargo.arg("--target-dir").arg(self.target.join("guests"));
         cargo.args(["--profile", profile.unwrap_or(PROFILE)]);
         if profile.is_none() {
-            cargo.args(PROFILE_SETTINGS.iter().flat_map(|setting| ["--config".to_owned(), format!("profile.{PROFILE}.{setting}")]));
+            cargo.args(
+                PROFILE_SETTINGS
+                    .iter()
+                    .flat_map(|setting| ["--config".to_owned(), format!("profile.{PROFILE}.{setting}")]),
+            );
         }
+        cargo.arg("--config").arg(remap());
         let output = cargo.current_dir(self.dir()).stderr(Stdio::inherit()).output();
         let output = output.map_err(|source| start_error(&cargo, source))?;
-        let messages = output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+        let messages =
+            output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
         let artifacts = messages.filter(|message| {
             message["reason"] == "compiler-artifact" && path(&message["manifest_path"]) == self.manifest
         });
-        let files: Vec<PathBuf> = artifacts.flat_map(|artifact| list(&artifact["filenames"]).map(path).collect::<Vec<_>>()).collect();
+        let files: Vec<PathBuf> =
+            artifacts.flat_map(|artifact| list(&artifact["filenames"]).map(path).collect::<Vec<_>>()).collect();
         let module = files.into_iter().find(|file| file.extension().is_some_and(|extension| extension == "wasm"));
         module.filter(|_| output.status.success()).ok_or(Error::Compile)
     }
@@ -181,7 +198,8 @@ impl Toolchain {
         }
         let needed = ["/usr/bin/cargo", "/usr/bin/rustc", "/usr/lib/rustlib/src/rust/library/std"];
         let beside = libraries(&[]).map(|libraries| libraries.with_file_name("bin").join("rust-lld"));
-        let linker = [beside, Some("/usr/bin/rust-lld".into())].into_iter().flatten().find(|linker| linker.exists());
+        let linkers = ["/usr/bin/rust-lld", "/usr/bin/wasm-ld", "/usr/bin/wasm-ld-19"].map(PathBuf::from);
+        let linker = beside.into_iter().chain(linkers).find(|linker| linker.exists());
         match linker {
             Some(linker) if needed.iter().all(|path| Path::new(path).exists()) => {
                 Ok(Self { target: Self::TARGETS[0], debian: Some(linker) })
@@ -190,10 +208,10 @@ impl Toolchain {
         }
     }
 
-    /// `cargo build` for the target.
-    fn build(&self) -> Command {
+    /// `cargo rustc` for the target.
+    fn cargo_rustc(&self) -> Command {
         let mut cargo = Command::new(if self.debian.is_some() { "/usr/bin/cargo" } else { "cargo" });
-        cargo.args(["build", "--target", self.target]);
+        cargo.args(["rustc", "--target", self.target]);
         if let Some(linker) = &self.debian {
             // For this one command: with these variables everything else would be built by the wrong compiler.
             cargo.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1").arg("-Zbuild-std=std,panic_abort");
@@ -207,6 +225,15 @@ impl Toolchain {
 fn libraries(dir: &Path, args: &[&str]) -> Option<PathBuf> {
     let output = Command::new("rustc").args(["--print", "target-libdir"]).args(args).current_dir(dir).output().ok()?;
     output.status.success().then(|| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+}
+
+/// Rust keeps the path of each file that can panic. Without the home of whoever builds, the same source and compiler make the
+/// same component, with the same digest, for everyone.
+fn remap() -> String {
+    let folder = |variable| std::env::var_os(variable).map(PathBuf::from);
+    let cargo = folder("CARGO_HOME").or_else(|| folder("HOME").map(|home| home.join(".cargo"))).unwrap_or_default();
+    let flag = format!("--remap-path-prefix={}=", cargo.display());
+    format!("target.'cfg(target_family=\"wasm\")'.rustflags=[{flag:?}]")
 }
 
 /// The component of a core module. Where the target makes components by itself, it is one already.
@@ -250,33 +277,45 @@ mod tests {
         build(&Options { dir: dir.to_owned(), ..Options::default() }).unwrap_err()
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("pilothouse-build-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(dir.join("src")).unwrap();
-        dir
+    /// An empty folder for a test, removed with it.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("pilothouse-build-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(dir.join("src")).unwrap();
+            Self(dir)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
     }
 
     #[test]
     fn a_folder_without_a_crate_is_refused() {
-        let dir = folder("empty");
-        assert!(matches!(build_at(&dir), Error::NoCrate(_)));
+        let dir = Folder::new("empty");
+        assert!(matches!(build_at(&dir.0), Error::NoCrate(_)));
     }
 
     #[test]
-    fn a_crate_that_makes_no_component_is_told_what_is_missing() {
-        let dir = folder("rlib");
-        std::fs::write(dir.join("Cargo.toml"), "[package]\nname = \"plain\"\nedition = \"2024\"\n[workspace]\n").unwrap();
-        std::fs::write(dir.join("src/lib.rs"), "").unwrap();
-        assert!(build_at(&dir).to_string().contains("crate-type"));
+    fn a_program_is_no_plugin() {
+        let dir = Folder::new("program");
+        let manifest = "[package]\nname = \"plain\"\nedition = \"2024\"\n[workspace]\n";
+        std::fs::write(dir.0.join("Cargo.toml"), manifest).unwrap();
+        std::fs::write(dir.0.join("src/main.rs"), "fn main() {}").unwrap();
+        assert!(matches!(build_at(&dir.0), Error::NoLibrary(_)));
     }
 
     #[test]
     fn a_file_is_replaced_whole_and_nothing_else_is_left() {
-        let dir = folder("write");
-        let file = dir.join("out/plugin.wasm");
+        let dir = Folder::new("write");
+        let file = dir.0.join("out/plugin.wasm");
         write(&file, b"old").unwrap();
         write(&file, b"new").unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"new");
-        assert_eq!(std::fs::read_dir(dir.join("out")).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(dir.0.join("out")).unwrap().count(), 1);
     }
 }

@@ -1,1 +1,11 @@
-//! End-to-end tests: the real host and real plugins on a real control plane.
+//! End-to-end tests: the real host and real plugins on a real control plane, host and plugins under their own roles.
+//!
+//! Most tests share one control plane and one host, each in a namespace of its own. What the host did is read from the API
+//! server's audit log: requests are counted, not guessed from logs.
+
+mod audit;
+mod cluster;
+
+mod cases;
+mod crash;
+mod seed;

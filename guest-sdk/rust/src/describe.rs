@@ -73,8 +73,7 @@ impl Describe {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let stored = spec["versions"].as_array().and_then(|all| all.iter().find(|version| version["storage"] == true));
         let version = stored.map(|version| text(&version["name"])).unwrap_or_default();
-        let mut describe =
-            Self::parent(&format!("{}/{version}", text(&spec["group"])), &text(&spec["names"]["kind"]));
+        let mut describe = Self::parent(&format!("{}/{version}", text(&spec["group"])), &text(&spec["names"]["kind"]));
         describe.crds.push(crd);
         describe
     }

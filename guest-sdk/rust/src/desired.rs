@@ -137,7 +137,9 @@ impl<S: Serialize> Desired<S> {
         let Answer { children, status, conditions, events, unserializable, .. } = self.answer;
         match unserializable {
             Some(failure) => Err(failure),
-            None => Ok(types::Desired { children, status, conditions, events, next: self.next, extra: NONE.to_owned() }),
+            None => {
+                Ok(types::Desired { children, status, conditions, events, next: self.next, extra: NONE.to_owned() })
+            }
         }
     }
 }

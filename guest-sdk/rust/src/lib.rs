@@ -68,17 +68,17 @@ pub mod testing;
 pub use describe::Describe;
 pub use desired::{Desired, Finalization};
 pub use failure::Failure;
-pub use object::Object;
+pub use object::{Metadata, Object};
 pub use report::{Condition, Event, Holds};
-pub use request::{Context, Deletion, Metadata, Parent, Propagation, Request};
+pub use request::{Context, Parent, Propagation, Request};
 pub use selector::Selector;
 pub use serde_json::{Value, json};
 
 /// All that a plugin usually names.
 pub mod prelude {
     pub use crate::{
-        Condition, Describe, Desired, Event, Failure, Finalization, Finalize, Parent, Plugin, Relate, Request, Selector,
-        export_plugin, json, log,
+        Condition, Describe, Desired, Event, Failure, Finalization, Finalize, Parent, Plugin, Relate, Request,
+        Selector, export_plugin, json, log,
     };
 }
 

@@ -1,9 +1,11 @@
 //! A Kubernetes object that came from the host: text until somebody asks for it, then the author's own type.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use crate::Failure;
 
@@ -23,14 +25,54 @@ pub struct Object {
 struct Head {
     api_version: String,
     kind: String,
-    metadata: HeadMetadata,
+    metadata: Metadata,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct HeadMetadata {
-    name: String,
-    namespace: Option<String>,
+/// The part of an object's metadata that a plugin may want.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// The name.
+    pub name: String,
+    /// The namespace; none for a kind of cluster scope.
+    pub namespace: Option<String>,
+    /// Unique over time: an object that is deleted and created again has another.
+    pub uid: String,
+    /// Counts the changes of the spec.
+    pub generation: i64,
+    /// The labels.
+    pub labels: BTreeMap<String, String>,
+    /// The annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// When it was created, RFC 3339.
+    pub creation_timestamp: String,
+    /// Since when it is being deleted, RFC 3339.
+    pub deletion_timestamp: Option<String>,
+}
+
+// By hand, since every plugin carries it: derived it is several times as large.
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let metadata = Value::deserialize(deserializer)?;
+        let text = |key: &str| metadata[key].as_str().map(str::to_owned);
+        let map = |key: &str| {
+            // No `collect`: it would bring a sort of several kilobytes.
+            let mut map = BTreeMap::new();
+            for (key, value) in metadata[key].as_object().into_iter().flatten() {
+                map.insert(key.clone(), value.as_str().unwrap_or_default().to_owned());
+            }
+            map
+        };
+        Ok(Self {
+            name: text("name").unwrap_or_default(),
+            namespace: text("namespace"),
+            uid: text("uid").unwrap_or_default(),
+            generation: metadata["generation"].as_i64().unwrap_or_default(),
+            labels: map("labels"),
+            annotations: map("annotations"),
+            creation_timestamp: text("creationTimestamp").unwrap_or_default(),
+            deletion_timestamp: text("deletionTimestamp"),
+        })
+    }
 }
 
 impl Object {
@@ -53,14 +95,9 @@ impl Object {
         &self.head().kind
     }
 
-    /// `metadata.name`.
-    pub fn name(&self) -> &str {
-        &self.head().metadata.name
-    }
-
-    /// `metadata.namespace`; none for kinds of cluster scope.
-    pub fn namespace(&self) -> Option<&str> {
-        self.head().metadata.namespace.as_deref()
+    /// Name, labels and the like.
+    pub fn metadata(&self) -> &Metadata {
+        &self.head().metadata
     }
 
     /// The whole object as JSON text.
@@ -73,7 +110,8 @@ impl Object {
     /// # Errors
     /// [`Failure::terminal`] with object and path, such as ``Deployment web: spec.replicas: invalid type: …``.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        parse(&self.json).map_err(|problem| Failure::terminal(format!("{} {}: {problem}", self.kind(), self.name())))
+        parse(&self.json)
+            .map_err(|problem| Failure::terminal(format!("{} {}: {problem}", self.kind(), self.metadata().name)))
     }
 }
 
@@ -82,7 +120,8 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     serde_json::from_str(json).map_err(|err| {
         let text = err.to_string();
         // The position is one in a text that the reader never saw; the path says it better.
-        let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
+        let position = format!(" at line {} column {}", err.line(), err.column());
+        let reason = text.strip_suffix(&position).unwrap_or(&text);
         match path(json, err.line(), err.column()) {
             path if path.is_empty() => reason.to_owned(),
             path => format!("{path}: {reason}"),
@@ -173,15 +212,30 @@ mod tests {
     #[test]
     fn errors_name_the_path() {
         let cases = [
-            (r#"{"spec":{"containers":[{"image":"a"},{"image":"b","port":"x"}]}}"#, r#"spec.containers[1].port: invalid type: string "x", expected u16"#),
-            (r#"{"spec":{"containers":[{"image":"a"},{"image":7}]}}"#, "spec.containers[1].image: invalid type: integer `7`, expected a string"),
+            (
+                r#"{"spec":{"containers":[{"image":"a"},{"image":"b","port":"x"}]}}"#,
+                r#"spec.containers[1].port: invalid type: string "x", expected u16"#,
+            ),
+            (
+                r#"{"spec":{"containers":[{"image":"a"},{"image":7}]}}"#,
+                "spec.containers[1].image: invalid type: integer `7`, expected a string",
+            ),
             (r#"{"spec":{"containers":[{"image":"a"},{"port":7}]}}"#, "spec.containers[1]: missing field `image`"),
-            (r#"{"spec":{"containers":[{"image":"a","prot":7}]}}"#, "spec.containers[0].prot: unknown field `prot`, expected `image` or `port`"),
+            (
+                r#"{"spec":{"containers":[{"image":"a","prot":7}]}}"#,
+                "spec.containers[0].prot: unknown field `prot`, expected `image` or `port`",
+            ),
             (r#"{"spec":{"containers":{}}}"#, "spec.containers: invalid type: map, expected a sequence"),
             (r#"{"spec":{"containers":null}}"#, "spec.containers: invalid type: null, expected a sequence"),
-            (r#"{"spec":{"node":"a\",\"b","containers":1}}"#, "spec.containers: invalid type: integer `1`, expected a sequence"),
+            (
+                r#"{"spec":{"node":"a\",\"b","containers":1}}"#,
+                "spec.containers: invalid type: integer `1`, expected a sequence",
+            ),
             (r#"{"metadata":{}}"#, "missing field `spec`"),
-            ("{\n  \"spec\": {\n    \"containers\": [\n      {}\n    ]\n  }\n}", "spec.containers[0]: missing field `image`"),
+            (
+                "{\n  \"spec\": {\n    \"containers\": [\n      {}\n    ]\n  }\n}",
+                "spec.containers[0]: missing field `image`",
+            ),
         ];
         for (json, expected) in cases {
             assert_eq!(problem(json), expected);

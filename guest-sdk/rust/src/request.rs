@@ -1,12 +1,12 @@
 //! What a plugin is asked with: the parent, the children that it has now, and the circumstances.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use crate::object::{Object, parse};
+use crate::object::{Metadata, Object, parse};
 use crate::{Failure, Plugin, raw};
 
 /// Everything that an answer may depend on. The same request must give the same answer.
@@ -31,78 +31,28 @@ pub struct Parent<S> {
     pub spec: S,
 }
 
-/// The part of an object's metadata that a plugin may want.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Metadata {
-    /// The name.
-    pub name: String,
-    /// The namespace; none for a kind of cluster scope.
-    pub namespace: Option<String>,
-    /// Unique over time: an object that is deleted and created again has another.
-    pub uid: String,
-    /// Counts the changes of the spec.
-    pub generation: i64,
-    /// The labels.
-    pub labels: BTreeMap<String, String>,
-    /// The annotations.
-    pub annotations: BTreeMap<String, String>,
-    /// When it was created, RFC 3339.
-    pub creation_timestamp: String,
-    /// Since when it is being deleted, RFC 3339; set in [`Finalize::finalize`](crate::Finalize::finalize).
-    pub deletion_timestamp: Option<String>,
-}
-
 /// The circumstances of one call.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
     /// The time of this call, RFC 3339 in UTC; the only wall clock there is. An answer that carries it changes with every
     /// call, so keep it out of children and status.
     pub now: String,
-    /// How long this call may take before it is ended, in milliseconds.
-    pub deadline_ms: u32,
+    /// How long this call may take before it is ended.
+    pub deadline: Duration,
     /// 0, then 1, 2, … for each failure of this parent in a row.
     pub attempt: u32,
     /// Which plugin and config are running, an opaque string.
     pub revision: String,
-    /// How the parent is being deleted; set in [`Finalize::finalize`](crate::Finalize::finalize).
-    pub deletion: Option<Deletion>,
+    /// What the user wants to happen to the children of a deleted parent; set in
+    /// [`Finalize::finalize`](crate::Finalize::finalize).
+    pub propagation: Option<Propagation>,
     /// False only if it is certain that no answer was ever acted upon for this parent, so that nothing can be left to clean
     /// up.
     pub ever_applied: bool,
 }
 
-impl Default for Context {
-    fn default() -> Self {
-        Self {
-            now: String::new(),
-            deadline_ms: 0,
-            attempt: 0,
-            revision: String::new(),
-            deletion: None,
-            // Not told means not certain.
-            ever_applied: true,
-        }
-    }
-}
-
-impl Context {
-    /// How long this call may take before it is ended.
-    pub fn deadline(&self) -> Duration {
-        Duration::from_millis(self.deadline_ms.into())
-    }
-}
-
-/// How the parent is being deleted.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Deletion {
-    /// What the user wants to happen to the children.
-    pub propagation: Propagation,
-}
-
 /// What the user wants to happen to the children of a deleted parent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
     /// They are deleted after the parent.
     Background,
@@ -112,11 +62,34 @@ pub enum Propagation {
     Orphan,
 }
 
+impl Context {
+    /// By hand, since it is a document that grows: what is missing or unknown must not fail.
+    fn new(json: &str) -> Self {
+        let context: Value = serde_json::from_str(json).unwrap_or_default();
+        let text = |key: &str| context[key].as_str().unwrap_or_default().to_owned();
+        let number = |key: &str| context[key].as_u64().unwrap_or_default();
+        Self {
+            now: text("now"),
+            deadline: Duration::from_millis(number("deadlineMs")),
+            attempt: u32::try_from(number("attempt")).unwrap_or(u32::MAX),
+            revision: text("revision"),
+            propagation: match context["deletion"]["propagation"].as_str() {
+                Some("Background") => Some(Propagation::Background),
+                Some("Foreground") => Some(Propagation::Foreground),
+                Some("Orphan") => Some(Propagation::Orphan),
+                _ => None,
+            },
+            // Not told means not certain.
+            ever_applied: context["everApplied"].as_bool().unwrap_or(true),
+        }
+    }
+}
+
 impl<P: Plugin> Request<P> {
     pub(crate) fn parse(request: raw::types::Request) -> Result<Self, Failure> {
         Ok(Self {
             parent: parse(&request.parent).map_err(Failure::terminal)?,
-            context: parse(&request.context).map_err(|problem| Failure::terminal(format!("context: {problem}")))?,
+            context: Context::new(&request.context),
             object: Object::new(request.parent),
             children: request.children.into_iter().map(Object::new).collect(),
             related: request.related.into_iter().map(Object::new).collect(),
@@ -176,8 +149,12 @@ impl<P: Plugin> Request<P> {
     /// As of [`Object::parse`].
     pub fn child<T: DeserializeOwned>(&self, kind: &str, name: &str) -> Result<Option<T>, Failure> {
         let ours = self.parent.metadata.namespace.as_deref();
-        let beside = |child: &&Object| ours.is_none() || child.namespace().is_none_or(|namespace| Some(namespace) == ours);
-        let child = self.children.iter().filter(|child| child.kind() == kind && child.name() == name).find(beside);
+        let child = self.children.iter().find(|child| {
+            let namespace = child.metadata().namespace.as_deref();
+            child.metadata().name == name
+                && child.kind() == kind
+                && (ours.is_none() || namespace.is_none() || namespace == ours)
+        });
         child.map(Object::parse).transpose()
     }
 
@@ -192,5 +169,17 @@ impl<P: Plugin> Request<P> {
     /// [`Failure::terminal`] with the path.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         parse(&self.config).map_err(|problem| Failure::terminal(format!("config: {problem}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_may_lack_keys_and_have_others() {
+        let context = Context::new(r#"{"attempt":2,"deletion":{"propagation":"Orphan"},"new":[1]}"#);
+        assert_eq!((context.attempt, context.propagation, context.ever_applied), (2, Some(Propagation::Orphan), true));
+        assert!(!Context::new(r#"{"everApplied":false}"#).ever_applied);
     }
 }

@@ -168,7 +168,9 @@ fn value(json: &str) -> Value {
 fn failure(failure: types::Failure) -> Failure {
     match failure {
         types::Failure::Retry(message) => Failure::Retry(message),
-        types::Failure::RetryAfter((delay, message)) => Failure::RetryAfter(Duration::from_millis(delay.into()), message),
+        types::Failure::RetryAfter((delay, message)) => {
+            Failure::RetryAfter(Duration::from_millis(delay.into()), message)
+        }
         types::Failure::Terminal(message) => Failure::Terminal(message),
     }
 }

@@ -99,7 +99,9 @@ fn status_tells_how_many_replicas_are_available() {
     };
     let three = case(json!({ "image": "nginx:1", "replicas": 3 }));
     let autoscaled = case(json!({ "image": "nginx:1" }));
-    let expect = |available: i32, status, reason: &str, message: &str| (json!(available), status, reason.to_owned(), message.to_owned());
+    let expect = |available: i32, status, reason: &str, message: &str| {
+        (json!(available), status, reason.to_owned(), message.to_owned())
+    };
 
     assert_eq!(
         report(three.clone()),

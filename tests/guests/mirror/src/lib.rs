@@ -39,6 +39,9 @@ struct Reply {
     next: ReplyNext,
     /// Not finished yet; only in `cleanup`.
     waiting_ms: Option<u32>,
+    /// Says the default of `cleanup` aloud.
+    #[serde(rename = "finished")]
+    _finished: bool,
     /// One more child, which is no JSON.
     garbage: bool,
     /// A status of this size instead.
