@@ -28,7 +28,7 @@ lint: ## Check dependencies: licences, advisories, duplicates (needs cargo-deny)
 	cargo deny check
 
 build: ## Build the host
-	@$(STEP) "host and test tools" cargo build --locked -p pilothouse -p control-plane
+	@$(STEP) "host and test tools" cargo build --locked --workspace
 
 toolchain:
 	@$(STEP) "tools for plugins" plugins/setup.sh

@@ -4,7 +4,10 @@
 
 use std::{str::FromStr, time::Duration};
 
-use k8s_openapi::{apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition, apimachinery::pkg::apis::meta::v1::Condition};
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
 use kube::{CustomResource, CustomResourceExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -138,9 +141,9 @@ impl FromStr for Bytes {
     type Err = ParseLimitError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let read = BYTE_UNITS.iter().find_map(|(unit, factor)| {
-            text.strip_suffix(unit)?.parse::<usize>().ok()?.checked_mul(*factor)
-        });
+        let read = BYTE_UNITS
+            .iter()
+            .find_map(|(unit, factor)| text.strip_suffix(unit)?.parse::<usize>().ok()?.checked_mul(*factor));
         read.map(Self).ok_or_else(|| ParseLimitError::Bytes(text.to_owned()))
     }
 }

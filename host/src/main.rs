@@ -25,7 +25,13 @@ struct Arguments {
     #[command(subcommand)]
     command: Command,
     /// What to log, as in `info,pilothouse=debug`; lines of plugins have the target `plugin`.
-    #[arg(long, global = true, value_name = "FILTER", env = "PILOTHOUSE_LOG", default_value = "info,kube_runtime=error")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "PILOTHOUSE_LOG",
+        default_value = "info,kube_runtime=error"
+    )]
     log: String,
     /// How log lines look.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Auto)]
@@ -115,14 +121,16 @@ fn build_plugin(arguments: BuildArguments) -> anyhow::Result<()> {
 }
 
 async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
-    let bytes = std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
+    let bytes =
+        std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
     let limits = Limits::default();
     let limits = CallLimits { memory: limits.memory.0, timeout: limits.timeout.0, output: limits.output.0 };
     let engine = Arc::new(Engine::new()?);
     let plugin = Plugin::load(&engine, bytes.clone(), limits)
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
-    let name = arguments.name.clone().or_else(|| stem(&arguments.plugin)).context("give the reconciler a name with --name")?;
+    let name =
+        arguments.name.clone().or_else(|| stem(&arguments.plugin)).context("give the reconciler a name with --name")?;
     let options = manifests::Options { name, namespace: arguments.namespace.clone(), host: arguments.host.clone() };
     print_yaml(&manifests::manifests(&plugin, &bytes, &options)?)
 }

@@ -120,7 +120,8 @@ fn cluster_role(plugin: &Plugin, options: &Options) -> Value {
 fn resource(kind: &KindName, crds: &[Value]) -> (String, String) {
     // A description that was read has none that cannot be parsed.
     let group = kind.gvk().map(|gvk| gvk.group).unwrap_or_default();
-    let spec = crds.iter().map(|crd| &crd["spec"]).find(|spec| spec["group"] == group && spec["names"]["kind"] == kind.kind);
+    let spec =
+        crds.iter().map(|crd| &crd["spec"]).find(|spec| spec["group"] == group && spec["names"]["kind"] == kind.kind);
     let plural = spec.and_then(|spec| spec["names"]["plural"].as_str()).map(str::to_owned);
     let guess = || kind.gvk().map(|gvk| ApiResource::from_gvk(&gvk).plural).unwrap_or_default();
     (group, plural.unwrap_or_else(guess))

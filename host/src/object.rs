@@ -148,9 +148,10 @@ impl Object {
 
     /// What `manager` owns of `subresource` by `operation`.
     pub fn owned_by(&self, manager: &str, operation: &str, subresource: &str) -> Option<&RawValue> {
-        let entry = self.owned.iter().find(|entry| {
-            entry.manager == manager && entry.operation == operation && entry.subresource == subresource
-        });
+        let entry = self
+            .owned
+            .iter()
+            .find(|entry| entry.manager == manager && entry.operation == operation && entry.subresource == subresource);
         entry.map(|entry| entry.fields.as_ref())
     }
 
@@ -382,7 +383,9 @@ mod tests {
 
     #[test]
     fn lists_of_kube_can_hold_it() {
-        let list = format!(r#"{{"kind":"ConfigMapList","apiVersion":"v1","metadata":{{"resourceVersion":"5"}},"items":[{TEXT}]}}"#);
+        let list = format!(
+            r#"{{"kind":"ConfigMapList","apiVersion":"v1","metadata":{{"resourceVersion":"5"}},"items":[{TEXT}]}}"#
+        );
         let list: kube::core::ObjectList<Object> = serde_json::from_str(&list).unwrap();
         assert_eq!(list.items[0].name(), "a");
         let event = format!(r#"{{"type":"ADDED","object":{TEXT}}}"#);

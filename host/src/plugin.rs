@@ -13,8 +13,12 @@ mod store;
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use tracing::Instrument as _;
-use wasmtime::{Store, Trap, component::{Instance, InstancePre}};
+use wasmtime::{
+    Store, Trap,
+    component::{Instance, InstancePre},
+};
 
+pub(crate) use self::store::CallState;
 pub use self::{
     convert::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
     describe::Description,
@@ -22,8 +26,10 @@ pub use self::{
     load::Error as LoadError,
     store::CallLimits,
 };
-pub(crate) use self::store::CallState;
-use crate::bindings::{exports::pilothouse::plugin::{finalizer, reconciler}, pilothouse::plugin::types};
+use crate::bindings::{
+    exports::pilothouse::plugin::{finalizer, reconciler},
+    pilothouse::plugin::types,
+};
 
 /// See the module's documentation.
 pub struct Plugin {
@@ -64,7 +70,9 @@ pub enum CallError {
     #[error("failed to start the plugin")]
     Instantiate(#[source] wasmtime::Error),
     /// The guest answered something that the contract does not allow, or more than `limits.output`.
-    #[error("the plugin's answer cannot be read; it breaks the WIT contract or is larger than {output} bytes (limits.output)")]
+    #[error(
+        "the plugin's answer cannot be read; it breaks the WIT contract or is larger than {output} bytes (limits.output)"
+    )]
     Undecodable {
         /// The limit.
         output: usize,

@@ -293,7 +293,9 @@ async fn clean_up(
     let finalization = context.rules(parent).finalization(answer.map_err(Error::Refused)?)?;
     let changed = match &finalization.children {
         // Foreground: the garbage collector is at work; orphan: the user wants them left alone.
-        Some(children) if propagation == "Background" => bring_about(context, &observed, children, memory).await?.changed,
+        Some(children) if propagation == "Background" => {
+            bring_about(context, &observed, children, memory).await?.changed
+        }
         _ => false,
     };
     Ok((finalization, changed))
@@ -325,7 +327,12 @@ async fn bring_about(
         }
     }
     if !plan.applies.is_empty() || !plan.deletes.is_empty() {
-        tracing::debug!(applies = plan.applies.len(), deletes = plan.deletes.len(), unchanged = plan.unchanged.len(), "planned");
+        tracing::debug!(
+            applies = plan.applies.len(),
+            deletes = plan.deletes.len(),
+            unchanged = plan.unchanged.len(),
+            "planned"
+        );
     }
     let applied = apply::apply(context, plan, observed.parent.uid(), &manager).await;
     for (key, digest, answer) in &applied.written {
@@ -415,7 +422,8 @@ async fn publish(
     if !context.parent_kind.has_status {
         return;
     }
-    let synced = Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message: message.to_owned() };
+    let synced =
+        Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message: message.to_owned() };
     let manager = context.manager(parent);
     let conditions = std::iter::once(synced).chain(told.map(|told| told.ready.clone())).collect();
     let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };

@@ -34,14 +34,15 @@ fn duration(text: &str) -> Result<Duration, crate::crd::ParseLimitError> {
 /// # Errors
 /// If the host cannot start: no API server to reach, no port, no engine.
 pub async fn run(options: Options) -> anyhow::Result<()> {
-    let mut config = Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
+    let mut config =
+        Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
     let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
     let client = Client::try_from(config.clone()).context("failed to set up the Kubernetes client")?;
     let engine = Arc::new(Engine::new()?);
-    let listener = TcpListener::bind(options.health_probe_bind_address)
-        .await
-        .with_context(|| format!("failed to listen on {} (--health-probe-bind-address)", options.health_probe_bind_address))?;
+    let listener = TcpListener::bind(options.health_probe_bind_address).await.with_context(|| {
+        format!("failed to listen on {} (--health-probe-bind-address)", options.health_probe_bind_address)
+    })?;
     let health = listener.local_addr()?;
 
     let stop = CancellationToken::new();

@@ -130,8 +130,10 @@ impl Supervisor {
     }
 
     fn ensure(&self, reconciler: ClusterReconciler, running: &mut HashMap<String, Running>, stop: &CancellationToken) {
-        let (name, uid, generation) = (reconciler.name_any(), reconciler.uid().unwrap_or_default(), reconciler.metadata.generation);
-        let same = |running: &Running| running.uid == uid && running.generation == generation && !running.stop.is_cancelled();
+        let (name, uid, generation) =
+            (reconciler.name_any(), reconciler.uid().unwrap_or_default(), reconciler.metadata.generation);
+        let same =
+            |running: &Running| running.uid == uid && running.generation == generation && !running.stop.is_cancelled();
         if running.get(&name).is_some_and(same) {
             return;
         }
@@ -186,7 +188,8 @@ impl Supervisor {
         loop {
             let mut status = reconciler.status.clone().unwrap_or_default();
             let api = &context.parent_kind.api;
-            status.parent_kind = Some(format!("{}.{}.{}", api.kind, api.version, api.group).trim_end_matches('.').to_owned());
+            status.parent_kind =
+                Some(format!("{}.{}.{}", api.kind, api.version, api.group).trim_end_matches('.').to_owned());
             status.active_revision = Some(context.revision.clone());
             status.finalizer = context.plugin.has_finalizer().then(|| context.finalizer());
             set_condition(&mut status, reconciler, "Loaded", "True", "Loaded", "");
@@ -212,7 +215,8 @@ impl Supervisor {
     async fn load(&self, reconciler: &ClusterReconciler) -> Result<Context, Error> {
         let spec = &reconciler.spec;
         let bytes = source::fetch(&self.client, &spec.plugin).await?;
-        let limits = CallLimits { memory: spec.limits.memory.0, timeout: spec.limits.timeout.0, output: spec.limits.output.0 };
+        let limits =
+            CallLimits { memory: spec.limits.memory.0, timeout: spec.limits.timeout.0, output: spec.limits.output.0 };
         let plugin = Plugin::load(&self.engine, bytes, limits).await?;
 
         let mut config = self.config.clone();
@@ -267,7 +271,10 @@ async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
     let gvk = name.gvk().map_err(|error| Error::KindName(name.clone(), error))?;
     let served = discovery::pinned_kind(client, &gvk).await;
     let (api, capabilities) = served.map_err(|error| Error::KindMissing(name.clone(), error))?;
-    let has_status = capabilities.subresources.iter().any(|(subresource, _)| subresource.plural.ends_with("/status") || subresource.plural == "status");
+    let has_status = capabilities
+        .subresources
+        .iter()
+        .any(|(subresource, _)| subresource.plural.ends_with("/status") || subresource.plural == "status");
     Ok(Kind { api, namespaced: capabilities.scope == Scope::Namespaced, has_status })
 }
 

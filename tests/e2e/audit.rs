@@ -76,7 +76,8 @@ struct Status {
 pub(crate) fn requests(log: &Path) -> Vec<Request> {
     let text = std::fs::read_to_string(log).expect("the audit log can be read");
     // The last line may be half written.
-    let lines = text.lines().filter(|line| line.contains("\"pilothouse/")).filter_map(|line| serde_json::from_str(line).ok());
+    let lines =
+        text.lines().filter(|line| line.contains("\"pilothouse/")).filter_map(|line| serde_json::from_str(line).ok());
     let mut requests: Vec<_> = lines
         .filter(|line: &Line| line.user_agent.starts_with("pilothouse/") && line.stage == "ResponseComplete")
         .map(|line| Request {

@@ -6,7 +6,8 @@ use kube::api::PropagationPolicy;
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, Namespace, condition, config_map, delete, edit, eventually, get, gone, our_finalizers, refused, synced, until,
+    Cluster, Namespace, condition, config_map, delete, edit, eventually, get, gone, our_finalizers, refused, synced,
+    until,
 };
 
 async fn namespace(name: &str) -> Namespace<'static> {
@@ -52,7 +53,8 @@ async fn c02_no_child_is_made_again_while_the_parent_dies_in_the_foreground() {
     for name in ["a", "b", "c"] {
         gone(&ns.config_maps(), name).await;
     }
-    let deleted_at = ns.requests().iter().rfind(|request| request.what() == "get widgets").map(|request| request.at.clone());
+    let deleted_at =
+        ns.requests().iter().rfind(|request| request.what() == "get widgets").map(|request| request.at.clone());
     let deleted_at = deleted_at.expect("cleanup reads the parent");
     ns.assert_quiet(Duration::from_secs(5)).await;
     edit(&ns.config_maps(), "held", json!({"metadata": {"finalizers": null}})).await;
@@ -64,9 +66,12 @@ async fn c02_no_child_is_made_again_while_the_parent_dies_in_the_foreground() {
 #[tokio::test]
 async fn c03_orphaned_children_stay() {
     let ns = namespace("c03").await;
-    ns.widget("w", json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1")]},
-        "cleanup": {"waitingMs": 60000, "echo": true, "children": []}}))
-        .await;
+    ns.widget(
+        "w",
+        json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1")]},
+        "cleanup": {"waitingMs": 60000, "echo": true, "children": []}}),
+    )
+    .await;
     synced(&ns.widgets(), "w").await;
     let uid = async |name: &str| get(&ns.config_maps(), name).await.and_then(|child| child.metadata.uid);
     let before = (uid("a").await, uid("b").await);
@@ -120,7 +125,8 @@ async fn c05_only_an_explicit_word_ends_cleanup() {
     }
     for (name, ..) in &cases {
         gone(&ns.widgets(), name).await;
-        let writes: Vec<_> = ns.writes().into_iter().filter(|write| write.what() == "patch widgets" && write.name == *name).collect();
+        let writes: Vec<_> =
+            ns.writes().into_iter().filter(|write| write.what() == "patch widgets" && write.name == *name).collect();
         assert_eq!(writes.len(), 2, "{name}: the finalizer is added once and removed once: {writes:#?}");
     }
 }
@@ -130,14 +136,21 @@ async fn c05_a_reconcile_that_fails_touches_nothing() {
     let ns = namespace("c05-reconcile").await;
     ns.widget("w", json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1")]}})).await;
     synced(&ns.widgets(), "w").await;
-    let version = async |name: &str| get(&ns.config_maps(), name).await.and_then(|child| child.metadata.resource_version);
+    let version =
+        async |name: &str| get(&ns.config_maps(), name).await.and_then(|child| child.metadata.resource_version);
     let before = (version("a").await, version("b").await);
     for (reply, reason) in [
         (json!({"trap": true}), "PluginTrap"),
         (json!({"trap": null, "spin": true}), "PluginDeadline"),
         (json!({"spin": null, "garbage": true, "children": []}), "InvalidAnswer"),
-        (json!({"garbage": null, "children": [config_map("a", "2"), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}]}), "InvalidAnswer"),
-        (json!({"children": [{"object": config_map("a", "2"), "options": {"deletionPolicy": "Orphan"}}]}), "InvalidAnswer"),
+        (
+            json!({"garbage": null, "children": [config_map("a", "2"), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}]}),
+            "InvalidAnswer",
+        ),
+        (
+            json!({"children": [{"object": config_map("a", "2"), "options": {"deletionPolicy": "Orphan"}}]}),
+            "InvalidAnswer",
+        ),
     ] {
         edit(&ns.widgets(), "w", json!({"spec": {"reply": reply}})).await;
         let parent = until(&ns.widgets(), "w", reason, |parent| {
@@ -201,13 +214,16 @@ async fn c21_what_the_api_server_defaults_is_no_drift() {
     service["spec"]["ports"] = service_ports;
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"a": "b"}});
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "web", "labels": {}}});
-    let reply = json!({"children": [deployment, service, secret, account], "next": {"afterMs": 1000}, "log": ["called"]});
+    let reply =
+        json!({"children": [deployment, service, secret, account], "next": {"afterMs": 1000}, "log": ["called"]});
     ns.widget("w", json!({"reply": reply})).await;
     synced(&ns.widgets(), "w").await;
     until(&ns.deployments(), "web", "available", |deployment| condition(deployment, "Available").is_some()).await;
     let versions = async || {
         let mut versions = Vec::new();
-        for (api, name) in [(ns.api("v1", "Service"), "web"), (ns.api("v1", "Secret"), "s"), (ns.api("v1", "ServiceAccount"), "web")] {
+        for (api, name) in
+            [(ns.api("v1", "Service"), "web"), (ns.api("v1", "Secret"), "s"), (ns.api("v1", "ServiceAccount"), "web")]
+        {
             versions.push(get(&api, name).await.and_then(|child| child.metadata.resource_version));
         }
         versions
@@ -217,11 +233,16 @@ async fn c21_what_the_api_server_defaults_is_no_drift() {
     assert!(ns.calls("w", "called") >= calls + 5, "it was asked again and again");
     assert_eq!(versions().await, before);
     for resource in ["deployments", "services", "secrets", "serviceaccounts"] {
-        let applies: Vec<_> = ns.writes().into_iter().filter(|write| write.what() == format!("patch {resource}")).collect();
+        let applies: Vec<_> =
+            ns.writes().into_iter().filter(|write| write.what() == format!("patch {resource}")).collect();
         assert_eq!(applies.len(), 1, "{resource} is applied once: {applies:#?}");
     }
-    let fields = get(&ns.deployments(), "web").await.and_then(|deployment| deployment.metadata.managed_fields).unwrap_or_default();
-    let ours = fields.iter().find(|entry| entry.manager.as_deref().is_some_and(|manager| manager.starts_with("pilothouse/")));
+    let fields = get(&ns.deployments(), "web")
+        .await
+        .and_then(|deployment| deployment.metadata.managed_fields)
+        .unwrap_or_default();
+    let ours =
+        fields.iter().find(|entry| entry.manager.as_deref().is_some_and(|manager| manager.starts_with("pilothouse/")));
     let ours = serde_json::to_string(&ours.expect("we own fields").fields_v1).expect("it is JSON");
     for defaulted in ["f:scheme", "f:terminationMessagePath", "f:defaultMode", "f:strategy", "f:protocol\""] {
         assert!(!ours.contains(defaulted), "{defaulted} is not ours: {ours}");
@@ -232,8 +253,16 @@ async fn c21_what_the_api_server_defaults_is_no_drift() {
 async fn c33_a_status_never_triggers_itself() {
     let ns = namespace("c33").await;
     let conditions = json!([{"type": "Db", "status": "True", "reason": "Up"}]);
-    ns.widget("same", json!({"reply": {"next": {"afterMs": 1000}, "log": ["called"], "status": {"n": 1}, "conditions": conditions}})).await;
-    ns.widget("stamp", json!({"stamp": true, "reply": {"log": ["called"], "status": {"n": 1}, "conditions": conditions}})).await;
+    ns.widget(
+        "same",
+        json!({"reply": {"next": {"afterMs": 1000}, "log": ["called"], "status": {"n": 1}, "conditions": conditions}}),
+    )
+    .await;
+    ns.widget(
+        "stamp",
+        json!({"stamp": true, "reply": {"log": ["called"], "status": {"n": 1}, "conditions": conditions}}),
+    )
+    .await;
     synced(&ns.widgets(), "same").await;
     synced(&ns.widgets(), "stamp").await;
     // Asked again and again, the same answer writes nothing.
@@ -256,11 +285,13 @@ async fn c58_an_object_of_somebody_else_is_never_taken() {
     let ns = namespace("c58").await;
     let theirs = ns.create(config_map("b", "theirs")).await;
     ns.create(config_map("pruned", "theirs")).await;
-    ns.widget("w", json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1"), config_map("c", "1")]}})).await;
+    ns.widget("w", json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1"), config_map("c", "1")]}}))
+        .await;
     let message = refused(&ns.widgets(), "w", "NameCollision").await;
     assert!(message.contains("ConfigMap c58/b"), "{message}");
     for name in ["a", "c"] {
-        until(&ns.config_maps(), name, "its neighbours are made", |child| child.metadata.owner_references.is_some()).await;
+        until(&ns.config_maps(), name, "its neighbours are made", |child| child.metadata.owner_references.is_some())
+            .await;
     }
     // Nothing is pruned while a child fails, and nothing of somebody else's ever.
     edit(&ns.widgets(), "w", json!({"spec": {"reply": {"children": [config_map("a", "1")]}}})).await;

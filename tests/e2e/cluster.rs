@@ -67,7 +67,7 @@ impl Cluster {
     pub(crate) fn shared() -> &'static Self {
         static SHARED: OnceLock<(Cluster, Host)> = OnceLock::new();
         let (cluster, _) = SHARED.get_or_init(|| {
-            let cluster = Cluster::start();
+            let cluster = Self::start();
             let host = cluster.run_host();
             (cluster, host)
         });
@@ -95,7 +95,12 @@ impl Cluster {
         let mut shell = Command::new("sh")
             .args(["-c", r#""$0" "$@" & host=$!; echo $host; read -r _; kill $host 2>/dev/null; wait"#])
             .arg(env!("CARGO_BIN_EXE_pilothouse"))
-            .args(["run", "--health-probe-bind-address=127.0.0.1:0", "--log-format=json", "--log=info,pilothouse=debug"])
+            .args([
+                "run",
+                "--health-probe-bind-address=127.0.0.1:0",
+                "--log-format=json",
+                "--log=info,pilothouse=debug",
+            ])
             .env("KUBECONFIG", &self.host_kubeconfig)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -131,7 +136,11 @@ impl Cluster {
 
     fn apply(&self, manifests: &[u8]) {
         let mut kubectl = self.control_plane.kubectl();
-        kubectl.args(["apply", "--server-side", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        kubectl
+            .args(["apply", "--server-side", "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut kubectl = kubectl.spawn().expect("kubectl runs");
         kubectl.stdin.take().expect("it is piped").write_all(manifests).expect("kubectl reads");
         let output = kubectl.wait_with_output().expect("kubectl ends");
@@ -217,7 +226,11 @@ impl Namespace<'_> {
     pub(crate) fn api(&self, api_version: &str, kind: &str) -> Api<DynamicObject> {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let api = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        if kind == "Namespace" { Api::all_with(self.client.clone(), &api) } else { Api::namespaced_with(self.client.clone(), &self.name, &api) }
+        if kind == "Namespace" {
+            Api::all_with(self.client.clone(), &api)
+        } else {
+            Api::namespaced_with(self.client.clone(), &self.name, &api)
+        }
     }
 
     pub(crate) fn widgets(&self) -> Api<DynamicObject> {
@@ -245,13 +258,16 @@ impl Namespace<'_> {
 
     /// A Widget whose spec is that.
     pub(crate) async fn widget(&self, name: &str, spec: Value) -> DynamicObject {
-        self.create(json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec})).await
+        self.create(json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec}))
+            .await
     }
 
     /// A MyApp whose spec is that.
     pub(crate) async fn my_app(&self, name: &str, spec: Value) -> DynamicObject {
-        self.create(json!({"apiVersion": "mygroup.example.com/v1", "kind": "MyApp", "metadata": {"name": name}, "spec": spec}))
-            .await
+        self.create(
+            json!({"apiVersion": "mygroup.example.com/v1", "kind": "MyApp", "metadata": {"name": name}, "spec": spec}),
+        )
+        .await
     }
 
     /// The host's requests about objects of this namespace.
@@ -313,7 +329,12 @@ pub(crate) async fn gone(api: &Api<DynamicObject>, name: &str) {
 }
 
 /// Waits until the object is as `is` wants it.
-pub(crate) async fn until(api: &Api<DynamicObject>, name: &str, what: &str, is: impl Fn(&DynamicObject) -> bool) -> DynamicObject {
+pub(crate) async fn until(
+    api: &Api<DynamicObject>,
+    name: &str,
+    what: &str,
+    is: impl Fn(&DynamicObject) -> bool,
+) -> DynamicObject {
     eventually(&format!("{name}: {what}"), async || get(api, name).await.filter(|object| is(object))).await
 }
 
@@ -333,15 +354,16 @@ pub(crate) async fn refused(api: &Api<DynamicObject>, name: &str, reason: &str) 
         condition(parent, "Synced").is_some_and(|synced| synced["status"] == "False" && synced["reason"] == reason)
     })
     .await;
-    condition(&parent, "Synced").map(|synced| synced["message"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+    condition(&parent, "Synced")
+        .map(|synced| synced["message"].as_str().unwrap_or_default().to_owned())
+        .unwrap_or_default()
 }
 
 pub(crate) async fn get(api: &Api<DynamicObject>, name: &str) -> Option<DynamicObject> {
     // An API server that is being restarted does not answer.
-    api.get_opt(name).await.unwrap_or_else(|error| match error {
-        kube::Error::Api(status) => panic!("{name}: {status:?}"),
-        _ => None,
-    })
+    let answer = api.get_opt(name).await;
+    assert!(!matches!(answer, Err(kube::Error::Api(_))), "{name}: {answer:?}");
+    answer.unwrap_or_default()
 }
 
 pub(crate) fn condition(object: &DynamicObject, kind: &str) -> Option<Value> {

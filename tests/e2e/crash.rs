@@ -87,11 +87,13 @@ async fn a_killed_host_converges_after_create_update_and_delete_of_50_and_is_qui
     for name in &names {
         ns.my_apps().delete(name, &params).await.expect("it can be deleted");
     }
-    let host = kill_midway(&ns, host, async |ns| PARENTS - count(ns, "mygroup.example.com/v1", "MyApp", |_| true).await).await;
+    let host =
+        kill_midway(&ns, host, async |ns| PARENTS - count(ns, "mygroup.example.com/v1", "MyApp", |_| true).await).await;
     eventually("all is gone", async || {
         let parents = count(&ns, "mygroup.example.com/v1", "MyApp", |_| true).await;
         let deployments = count(&ns, "apps/v1", "Deployment", |_| true).await;
-        let configs = count(&ns, "v1", "ConfigMap", |config| config.metadata.name.as_deref() != Some("kube-root-ca.crt")).await;
+        let configs =
+            count(&ns, "v1", "ConfigMap", |config| config.metadata.name.as_deref() != Some("kube-root-ca.crt")).await;
         (parents + deployments + configs == 0).then_some(())
     })
     .await;

@@ -6,7 +6,8 @@ use kube::api::{DeleteParams, ListParams, PropagationPolicy};
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, Namespace, condition, config_map, delete, edit, eventually, get, gone, our_finalizers, refused, synced, until,
+    Cluster, Namespace, condition, config_map, delete, edit, eventually, get, gone, our_finalizers, refused, synced,
+    until,
 };
 
 async fn namespace(name: &str) -> Namespace<'static> {
@@ -15,7 +16,8 @@ async fn namespace(name: &str) -> Namespace<'static> {
 
 /// Waits until as many replicas are available as the parent's status says.
 async fn available(ns: &Namespace<'_>, name: &str, replicas: i64) {
-    until(&ns.my_apps(), name, "availableReplicas", |parent| parent.data["status"]["availableReplicas"] == replicas).await;
+    until(&ns.my_apps(), name, "availableReplicas", |parent| parent.data["status"]["availableReplicas"] == replicas)
+        .await;
 }
 
 #[tokio::test]
@@ -59,7 +61,9 @@ async fn seed_no_already_exists_loop_and_updates_are_handled() {
     ns.my_app("web", json!({"image": "nginx:1", "replicas": 1})).await;
     available(&ns, "web", 1).await;
     edit(&ns.my_apps(), "web", json!({"spec": {"image": "nginx:2"}})).await;
-    let image = |deployment: &kube::api::DynamicObject| deployment.data["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+    let image = |deployment: &kube::api::DynamicObject| {
+        deployment.data["spec"]["template"]["spec"]["containers"][0]["image"].clone()
+    };
     until(&ns.deployments(), "web", "the new image", |deployment| image(deployment) == "nginx:2").await;
     synced(&ns.my_apps(), "web").await;
     assert!(ns.writes().iter().all(|write| write.code < 300), "{:#?}", ns.writes());
@@ -147,7 +151,10 @@ async fn seed_the_finalizer_is_unique_added_first_removed_last_and_others_are_re
     assert_eq!(writes[0].what(), "patch widgets", "the finalizer comes first: {writes:#?}");
 
     delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
-    until(&ns.widgets(), "w", "being cleaned up", |parent| condition(parent, "Ready").is_some_and(|ready| ready["reason"] == "Deleting")).await;
+    until(&ns.widgets(), "w", "being cleaned up", |parent| {
+        condition(parent, "Ready").is_some_and(|ready| ready["reason"] == "Deleting")
+    })
+    .await;
     edit(&ns.widgets(), "w", json!({"spec": {"cleanup": {"waitingMs": null}}})).await;
     let parent = until(&ns.widgets(), "w", "released", |parent| our_finalizers(parent).is_empty()).await;
     assert_eq!(parent.metadata.finalizers, Some(vec!["t.example/before".to_owned()]));
@@ -191,7 +198,14 @@ async fn seed_not_found_is_success_on_delete() {
     let widgets = ns.widgets();
     tokio::join!(delete(&widgets, "w", PropagationPolicy::Background), others);
     gone(&ns.widgets(), "w").await;
-    assert!(ns.config_maps().list(&ListParams::default().labels("internal.pilothouse.dev/reconciler")).await.unwrap().items.is_empty());
+    assert!(
+        ns.config_maps()
+            .list(&ListParams::default().labels("internal.pilothouse.dev/reconciler"))
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
     let failed: Vec<_> = ns.writes().into_iter().filter(|write| write.code >= 400 && write.code != 404).collect();
     assert!(failed.is_empty(), "{failed:#?}");
 }
@@ -248,8 +262,12 @@ async fn seed_reads_come_from_the_cache_and_writes_go_out_directly() {
 #[tokio::test]
 async fn seed_the_status_subresource_is_written_only_when_it_changes() {
     let ns = namespace("status").await;
-    ns.widget("w", json!({"reply": {"status": {"phase": "up", "nested": {"a": 1, "b": 2}}, "log": ["called"],
-        "conditions": [{"type": "Db", "status": "True", "reason": "Up"}]}})).await;
+    ns.widget(
+        "w",
+        json!({"reply": {"status": {"phase": "up", "nested": {"a": 1, "b": 2}}, "log": ["called"],
+        "conditions": [{"type": "Db", "status": "True", "reason": "Up"}]}}),
+    )
+    .await;
     let parent = synced(&ns.widgets(), "w").await;
     assert_eq!(parent.data["status"]["nested"], json!({"a": 1, "b": 2}));
     let since = condition(&parent, "Db").expect("it is told")["lastTransitionTime"].clone();
@@ -262,10 +280,20 @@ async fn seed_the_status_subresource_is_written_only_when_it_changes() {
     assert_eq!(ns.writes().len(), before, "{:#?}", ns.writes());
 
     // What the plugin no longer tells goes; what others told stays.
-    ns.cluster.kubectl(&["--namespace=status", "patch", "widget", "w", "--subresource=status", "--type=merge", "-p", r#"{"status":{"theirs":1}}"#]);
+    ns.cluster.kubectl(&[
+        "--namespace=status",
+        "patch",
+        "widget",
+        "w",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        r#"{"status":{"theirs":1}}"#,
+    ]);
     let spec = json!({"spec": {"reply": {"status": {"phase": null, "nested": {"a": null}}}}});
     edit(&ns.widgets(), "w", spec).await;
-    let parent = until(&ns.widgets(), "w", "the new status", |parent| parent.data["status"]["nested"] == json!({"b": 2})).await;
+    let parent =
+        until(&ns.widgets(), "w", "the new status", |parent| parent.data["status"]["nested"] == json!({"b": 2})).await;
     assert_eq!((&parent.data["status"]["theirs"], parent.data["status"].get("phase")), (&json!(1), None));
     assert_eq!(condition(&parent, "Db").expect("it is told")["lastTransitionTime"], since);
     let generation = parent.metadata.generation.expect("a custom resource has one");
@@ -296,11 +324,18 @@ async fn seed_my_app_has_a_deployment_and_tells_its_available_replicas() {
     assert_eq!(config.data["data"], json!({"greeting": "hello"}));
     let parent = synced(&ns.my_apps(), "web").await;
     for kind in ["Ready", "Synced", "Available"] {
-        assert_eq!(condition(&parent, kind).map(|condition| condition["status"].clone()), Some(json!("True")), "{kind}");
+        assert_eq!(
+            condition(&parent, kind).map(|condition| condition["status"].clone()),
+            Some(json!("True")),
+            "{kind}"
+        );
     }
     let template = deployment.data["spec"]["template"]["metadata"].clone();
     edit(&ns.my_apps(), "web", json!({"spec": {"config": {"greeting": "bonjour"}}})).await;
-    until(&ns.deployments(), "web", "its pods roll", |deployment| deployment.data["spec"]["template"]["metadata"] != template).await;
+    until(&ns.deployments(), "web", "its pods roll", |deployment| {
+        deployment.data["spec"]["template"]["metadata"] != template
+    })
+    .await;
     let columns = ns.cluster.kubectl(&["--namespace=myapp", "get", "myapp", "web", "--no-headers"]);
     assert!(columns.contains("nginx:1") && columns.contains("True"), "{columns}");
 }

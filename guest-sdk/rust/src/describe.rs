@@ -58,11 +58,7 @@ impl Describe {
     }
 
     /// The parent is the kind that this CustomResourceDefinition (JSON) defines, in its storage version. `pilothouse manifests`
-    /// prints it.
-    ///
-    /// ```ignore
-    /// Describe::crd(include_str!("../crd.json"))
-    /// ```
+    /// prints it. Usually `Describe::crd(include_str!("../crd.json"))`.
     pub fn crd(json: &str) -> Self {
         let crd: Value = serde_json::from_str(json).unwrap_or_else(|err| {
             // The host refuses a plugin without a parent kind; the tests of a plugin see it before.

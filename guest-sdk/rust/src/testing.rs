@@ -70,7 +70,7 @@ impl Case {
     /// When it is not.
     #[must_use]
     pub fn yaml(text: &str) -> Self {
-        serde_yaml_ng::from_str(text).unwrap_or_else(|err| panic!("the case is not readable: {err}"))
+        serde_saphyr::from_str(text).unwrap_or_else(|err| panic!("the case is not readable: {err}"))
     }
 
     /// The same with one more child that exists.

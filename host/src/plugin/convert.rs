@@ -144,7 +144,14 @@ impl From<Request> for types::Request {
 impl From<types::Desired> for Answer {
     fn from(desired: types::Desired) -> Self {
         let types::Desired { children, status, conditions, events, next, extra } = desired;
-        Self { children: all(children), status, conditions: all(conditions), events: all(events), next: next.into(), extra }
+        Self {
+            children: all(children),
+            status,
+            conditions: all(conditions),
+            events: all(events),
+            next: next.into(),
+            extra,
+        }
     }
 }
 

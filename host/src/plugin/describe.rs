@@ -109,11 +109,14 @@ mod tests {
     #[test]
     fn a_description_is_checked_by_field() {
         let read = |json: &str| Description::read(json).map_err(|error| crate::telemetry::chain(&error));
-        let good = read(r#"{"parent":{"apiVersion":"t.example/v1","kind":"Widget"},"children":[{"apiVersion":"v1","kind":"Secret"}]}"#);
+        let good = read(
+            r#"{"parent":{"apiVersion":"t.example/v1","kind":"Widget"},"children":[{"apiVersion":"v1","kind":"Secret"}]}"#,
+        );
         assert_eq!(good.unwrap().children[0].gvk().unwrap().group, "");
         let bad = read(r#"{"parent":{"apiVersion":"a/b/c","kind":"Widget"}}"#).unwrap_err();
         assert!(bad.contains("parent.apiVersion"), "{bad}");
-        let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"children":[{"apiVersion":"v1","kind":""}]}"#).unwrap_err();
+        let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"children":[{"apiVersion":"v1","kind":""}]}"#)
+            .unwrap_err();
         assert!(bad.contains("children[0].kind"), "{bad}");
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"childs":[]}"#).unwrap_err();
         assert!(bad.contains("childs"), "{bad}");

@@ -31,7 +31,9 @@ pub enum Error {
     #[error("the plugin imports something that this host does not serve or that is not granted")]
     Link(#[source] wasmtime::Error),
     /// It exports a part in a version, or a part altogether, that this host does not know.
-    #[error("the plugin exports {0}, which this host does not know; it serves pilothouse:plugin@{VERSION}: reconciler, finalizer")]
+    #[error(
+        "the plugin exports {0}, which this host does not know; it serves pilothouse:plugin@{VERSION}: reconciler, finalizer"
+    )]
     UnknownExport(String),
     /// It does not export `reconciler`.
     #[error("the plugin does not export pilothouse:plugin/reconciler@{VERSION}")]
@@ -59,7 +61,8 @@ impl Plugin {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
         let compiler = engine.wasm().clone();
         // Compiling takes from milliseconds to seconds of CPU.
-        let component = tokio::task::spawn_blocking(move || compile(&compiler, &bytes)).await.map_err(|_| Error::Host)??;
+        let component =
+            tokio::task::spawn_blocking(move || compile(&compiler, &bytes)).await.map_err(|_| Error::Host)??;
         check_exports(engine, &component)?;
         let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
         let component = linker.instantiate_pre(&component).map_err(Error::Link)?;

@@ -129,7 +129,9 @@ async fn read_again(context: &Context, key: &ChildKey) -> Result<Option<Object>,
     let store = &context.children[key.kind];
     let live = api(context, key).get_opt(&key.object.name).await?;
     match &live {
-        Some(live) if live.controller_uid().is_some() && store.get(&key.object).is_some() => drop(store.apply(live.clone())),
+        Some(live) if live.controller_uid().is_some() && store.get(&key.object).is_some() => {
+            drop(store.apply(live.clone()))
+        }
         Some(_) => {}
         None => {
             if let Some(known) = store.get(&key.object) {

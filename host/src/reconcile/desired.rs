@@ -169,14 +169,18 @@ impl Rules<'_> {
         let of_parent = self.parent.key().namespace;
         match (kind.namespaced, given, of_parent) {
             (false, Some(_), _) => refuse(path, format!("is given, but {kind} has no namespaces")),
-            (false, None, Some(_)) => {
-                refuse(path, format!("cannot be: {kind} is of cluster scope, and the parent is in a namespace; this host does not follow that yet"))
-            }
+            (false, None, Some(_)) => refuse(
+                path,
+                format!(
+                    "cannot be: {kind} is of cluster scope, and the parent is in a namespace; this host does not follow that yet"
+                ),
+            ),
             (false, None, None) => Ok(None),
             (true, None, None) => refuse(path, "is missing; the parent is of cluster scope and has none to lend"),
-            (true, Some(given), Some(of_parent)) if given != of_parent => {
-                refuse(path, format!("is {given:?}, and the parent is in {of_parent:?}; this host does not follow that yet"))
-            }
+            (true, Some(given), Some(of_parent)) if given != of_parent => refuse(
+                path,
+                format!("is {given:?}, and the parent is in {of_parent:?}; this host does not follow that yet"),
+            ),
             (true, Some(given), _) => Ok(Some(given.to_owned())),
             (true, None, of_parent) => Ok(of_parent),
         }
@@ -208,7 +212,8 @@ fn check_metadata(path: &str, metadata: &mut Map<String, Value>) -> Result<(), E
 
 fn is_reserved_key(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
-    domain.is_some_and(|domain| domain == DOMAIN || domain.strip_suffix(DOMAIN).is_some_and(|below| below.ends_with('.')))
+    domain
+        .is_some_and(|domain| domain == DOMAIN || domain.strip_suffix(DOMAIN).is_some_and(|below| below.ends_with('.')))
 }
 
 /// What the API server does at every write (`stringData` of a Secret wins over `data`), done once, so that what is sent is
@@ -244,7 +249,9 @@ fn strip_nulls(value: &mut Value) {
 
 fn report(status: Option<String>, conditions: Vec<Condition>, mut events: Vec<Event>) -> Result<Report, Error> {
     let status = status.map(|status| json_object("status", &status)).transpose()?;
-    if let Some(name) = RESERVED_STATUS.iter().find(|name| status.as_ref().is_some_and(|status| status.contains_key(**name))) {
+    if let Some(name) =
+        RESERVED_STATUS.iter().find(|name| status.as_ref().is_some_and(|status| status.contains_key(**name)))
+    {
         return refuse(format!("status.{name}"), "is written by the host; leave it out of the status");
     }
     for (at, condition) in conditions.iter().enumerate() {
@@ -304,7 +311,10 @@ fn no_keys(path: &str, text: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::{apps::v1::Deployment, core::v1::{ConfigMap, Secret}};
+    use k8s_openapi::api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Secret},
+    };
     use kube::discovery::ApiResource;
     use serde_json::json;
 
@@ -327,10 +337,8 @@ mod tests {
     }
 
     fn check(children: &[Value]) -> Result<Vec<DesiredChild>, String> {
-        let children = children
-            .iter()
-            .map(|object| Child { object: object.to_string(), options: "{}".to_owned() })
-            .collect();
+        let children =
+            children.iter().map(|object| Child { object: object.to_string(), options: "{}".to_owned() }).collect();
         check_answer(Answer { children, extra: "{}".to_owned(), ..Answer::default() }).map(|desired| desired.children)
     }
 
@@ -359,8 +367,16 @@ mod tests {
             ("uid", json!("x"), "children[0].object.metadata.uid"),
             ("generateName", json!("x-"), "children[0].object.metadata.generateName"),
             ("labels", json!({"pilothouse.dev/x": ""}), r#"children[0].object.metadata.labels["pilothouse.dev/x"]"#),
-            ("labels", json!({"internal.pilothouse.dev/x": ""}), r#"children[0].object.metadata.labels["internal.pilothouse.dev/x"]"#),
-            ("annotations", json!({"a.pilothouse.dev/x": ""}), r#"children[0].object.metadata.annotations["a.pilothouse.dev/x"]"#),
+            (
+                "labels",
+                json!({"internal.pilothouse.dev/x": ""}),
+                r#"children[0].object.metadata.labels["internal.pilothouse.dev/x"]"#,
+            ),
+            (
+                "annotations",
+                json!({"a.pilothouse.dev/x": ""}),
+                r#"children[0].object.metadata.annotations["a.pilothouse.dev/x"]"#,
+            ),
             ("namespace", json!("other"), "children[0].object.metadata.namespace"),
         ] {
             let mut object = config_map("a");
@@ -379,7 +395,10 @@ mod tests {
         for (object, path) in [
             (json!({"kind": "ConfigMap", "metadata": {"name": "a"}}), "children[0].object.apiVersion"),
             (json!({"apiVersion": "v1", "metadata": {"name": "a"}}), "children[0].object.kind"),
-            (json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}), "children[0].object.kind: is Pod (v1)"),
+            (
+                json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}),
+                "children[0].object.kind: is Pod (v1)",
+            ),
             (json!({"apiVersion": "v1", "kind": "ConfigMap"}), "children[0].object.metadata"),
             (json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}}), "children[0].object.metadata.name"),
             (json!([]), "children[0].object: is not a JSON object"),
@@ -387,7 +406,10 @@ mod tests {
             let error = check(&[object]).unwrap_err();
             assert!(error.starts_with(path), "{error}");
         }
-        assert_eq!(check(&[config_map("a"), config_map("a")]).unwrap_err(), "children[1]: is ConfigMap n/a a second time");
+        assert_eq!(
+            check(&[config_map("a"), config_map("a")]).unwrap_err(),
+            "children[1]: is ConfigMap n/a a second time"
+        );
         let many: Vec<_> = ["a", "b", "c", "d"].map(config_map).into();
         assert_eq!(check(&many).unwrap_err(), "children: has 4 items, and limits.children is 3");
     }
@@ -439,8 +461,13 @@ mod tests {
         let with = |conditions: Vec<Condition>| Answer { conditions, extra: "{}".to_owned(), ..Answer::default() };
         assert!(check_answer(with(vec![condition("Synced", "X")])).unwrap_err().starts_with("conditions[0].kind"));
         assert!(check_answer(with(vec![condition("A", "")])).unwrap_err().starts_with("conditions[0].reason"));
-        assert!(check_answer(with(vec![condition("A", "X"), condition("A", "Y")])).unwrap_err().starts_with("conditions[1].kind"));
-        let status = |status: &str| Answer { status: Some(status.to_owned()), extra: "{}".to_owned(), ..Answer::default() };
+        assert!(
+            check_answer(with(vec![condition("A", "X"), condition("A", "Y")]))
+                .unwrap_err()
+                .starts_with("conditions[1].kind")
+        );
+        let status =
+            |status: &str| Answer { status: Some(status.to_owned()), extra: "{}".to_owned(), ..Answer::default() };
         assert!(check_answer(status(r#"{"conditions":[]}"#)).unwrap_err().starts_with("status.conditions"));
         assert!(check_answer(status("[]")).unwrap_err().starts_with("status"));
         let event = Event { kind: EventKind::Normal, reason: "Made".to_owned(), message: "é".repeat(1000) };
@@ -450,7 +477,11 @@ mod tests {
 
     #[test]
     fn a_wait_below_a_second_is_a_second() {
-        let answer = |wait| Answer { next: Next::After(Duration::from_millis(wait)), extra: "{}".to_owned(), ..Answer::default() };
+        let answer = |wait| Answer {
+            next: Next::After(Duration::from_millis(wait)),
+            extra: "{}".to_owned(),
+            ..Answer::default()
+        };
         assert_eq!(check_answer(answer(5)).unwrap().next, Next::After(MIN_WAIT));
         assert_eq!(check_answer(answer(5000)).unwrap().next, Next::After(Duration::from_secs(5)));
     }

@@ -120,7 +120,11 @@ mod tests {
             (&["a/b"], true, true, Phase::Released),
             (&[], true, false, Phase::Released),
         ] {
-            assert_eq!(phase(&parent(finalizers, deleting), OURS, needed), expected, "{finalizers:?} {deleting} {needed}");
+            assert_eq!(
+                phase(&parent(finalizers, deleting), OURS, needed),
+                expected,
+                "{finalizers:?} {deleting} {needed}"
+            );
         }
     }
 

@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn a_child_being_deleted_is_left_alone() {
         let dying = live("a", "1", "5", r#","deletionTimestamp":"2026-01-01T00:00:00Z""#);
-        let plan = plan_for(&[dying.clone()], &[wanted("a", "2")], &HashMap::new());
+        let plan = plan_for(std::slice::from_ref(&dying), &[wanted("a", "2")], &HashMap::new());
         assert_eq!(plan, Plan { deleting: vec![key("a")], ..Plan::default() });
         assert_eq!(plan_for(&[dying], &[], &HashMap::new()), Plan::default());
     }

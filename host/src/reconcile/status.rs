@@ -113,7 +113,9 @@ fn wanted(
         status.retain(|name, _| {
             !owned.contains_key(&format!("f:{name}")) || name == "conditions" || name == "observedGeneration"
         });
-        status.extend(told.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())));
+        status.extend(
+            told.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())),
+        );
     }
     let owned_conditions = owned.get("f:conditions").and_then(Value::as_object);
     let conditions = conditions(live, owned_conditions, publish, generation, now);
@@ -142,14 +144,17 @@ fn conditions(
         .filter(|condition| {
             let kind = condition.get("type").and_then(Value::as_str).unwrap_or_default();
             // The plugin's own, which it no longer tells.
-            let dropped = told.is_some() && owned.is_some_and(|owned| owned.contains_key(&format!("k:{{\"type\":{}}}", Value::from(kind))));
+            let dropped = told.is_some()
+                && owned.is_some_and(|owned| owned.contains_key(&format!("k:{{\"type\":{}}}", Value::from(kind))));
             !dropped || news.iter().any(|new| new.kind == kind) || kind == "Synced" || kind == "Ready"
         })
         .cloned()
         .collect();
     for new in news {
         let place = merged.iter().position(|condition| condition.get("type").is_some_and(|kind| *kind == new.kind));
-        let since = place.map(|place| &merged[place]).filter(|old| old.get("status").is_some_and(|status| *status == new.status.as_str()));
+        let since = place
+            .map(|place| &merged[place])
+            .filter(|old| old.get("status").is_some_and(|status| *status == new.status.as_str()));
         let since = since.and_then(|old| old.get("lastTransitionTime").cloned()).unwrap_or_else(|| seconds(now).into());
         let mut condition = json!({
             "type": new.kind,
@@ -190,7 +195,8 @@ fn merge_diff(from: &Map<String, Value>, to: &Map<String, Value>) -> Map<String,
             _ => {}
         }
     }
-    patch.extend(to.iter().filter(|(name, _)| !from.contains_key(*name)).map(|(name, new)| (name.clone(), new.clone())));
+    patch
+        .extend(to.iter().filter(|(name, _)| !from.contains_key(*name)).map(|(name, new)| (name.clone(), new.clone())));
     patch
 }
 
@@ -206,7 +212,11 @@ fn digest_without_times(status: &Map<String, Value>) -> Digest {
 /// The condition of that type on the parent, as (status, reason).
 pub(super) fn live_condition(parent: &Object, kind: &str) -> Option<(String, String)> {
     let status = live_status(parent).ok()?;
-    let condition = status.get("conditions")?.as_array()?.iter().find(|condition| condition.get("type").is_some_and(|t| t == kind))?;
+    let condition = status
+        .get("conditions")?
+        .as_array()?
+        .iter()
+        .find(|condition| condition.get("type").is_some_and(|t| t == kind))?;
     let text = |name| condition.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     Some((text("status"), text("reason")))
 }
@@ -256,7 +266,10 @@ pub(super) fn is_ready(child: &Object) -> bool {
     let Ok(probe) = serde_json::from_str::<Probe>(child.json()) else { return true };
     let replicas = probe.spec.unwrap_or_default().replicas.unwrap_or(1);
     let Some(status) = probe.status else {
-        return !matches!(probe.kind.as_deref(), Some("Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" | "Pod" | "Job"));
+        return !matches!(
+            probe.kind.as_deref(),
+            Some("Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" | "Pod" | "Job")
+        );
     };
     if status.observed_generation.is_some_and(|observed| observed < child.generation()) {
         return false;
@@ -326,8 +339,11 @@ mod tests {
         let owned = json!({"f:ours": {}, "f:kept": {}, "f:conditions": {"k:{\"type\":\"Ours\"}": {".": {}}}});
         let report = told(Some(json!({"kept": {"b": 3}})), Vec::new());
         let wanted = want(&live, &owned, Some(&report), Vec::new(), 1);
-        assert_eq!(wanted, json!({"theirs": 1, "kept": {"b": 3}, "observedGeneration": 3,
-            "conditions": [{"type": "Theirs", "status": "True"}]}));
+        assert_eq!(
+            wanted,
+            json!({"theirs": 1, "kept": {"b": 3}, "observedGeneration": 3,
+            "conditions": [{"type": "Theirs", "status": "True"}]})
+        );
         let patch = merge_diff(&object(live.clone()), &object(wanted));
         assert_eq!(patch["ours"], Value::Null);
         assert_eq!(patch["kept"], json!({"a": null, "b": 3}));
@@ -356,7 +372,11 @@ mod tests {
         assert!(child("Deployment", json!({}), condition("Available", "True")));
         assert!(!child("Deployment", json!({}), condition("Available", "False")));
         assert!(!child("Deployment", json!({}), json!({"observedGeneration": 2})));
-        assert!(!child("Deployment", json!({}), json!({"observedGeneration": 1, "conditions": [{"type": "Available", "status": "True"}]})));
+        assert!(!child(
+            "Deployment",
+            json!({}),
+            json!({"observedGeneration": 1, "conditions": [{"type": "Available", "status": "True"}]})
+        ));
         assert!(child("StatefulSet", json!({"replicas": 2}), json!({"readyReplicas": 2})));
         assert!(!child("StatefulSet", json!({"replicas": 2}), json!({"readyReplicas": 1})));
         assert!(!child("Job", json!({}), json!({"active": 1})));

@@ -1,7 +1,7 @@
 //! The mirror: a plugin for the kind `Widget` that answers what the parent's `spec` tells it to, also what no plugin should.
 //!
 //! `spec.reply` is the answer of `reconcile`, `spec.cleanup` that of `finalize` (`finished` without one). Both have the keys of
-//! [`Reply`]. It is written on the bindings themselves, since the SDK would not let it misbehave.
+//! `Reply`. It is written on the bindings themselves, since the SDK would not let it misbehave.
 
 use std::hint::black_box;
 
