@@ -1,10 +1,11 @@
 //! One reconciler at work: its watches, its queue, its reconciles.
 
-use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc};
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::pin, sync::Arc};
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::{
     Api,
+    api::{ListParams, PartialObjectMeta},
     runtime::{WatchStreamExt as _, watcher},
 };
 use tokio::{
@@ -16,23 +17,29 @@ use tracing::{Instrument as _, info_span};
 
 use crate::{
     identity::RECONCILER_LABEL,
-    object::{Kind, Object},
+    object::{Kind, Object, ObjectKey},
     queue::{Next, Queue, Run, Wake},
     reconcile::{Context, ParentKey, reconcile},
     store::{Change, Store},
     telemetry,
 };
 
-/// How the watches are.
+/// How the watches of a reconciler are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Watching {
-    /// The first lists are under way.
-    #[default]
-    Starting,
-    /// Every kind is being watched.
-    Yes,
-    /// A kind cannot be listed or watched: which, and why. It is tried again.
-    Failing(String),
+pub struct Watching {
+    /// Every kind has been listed.
+    pub synced: bool,
+    /// The kinds that cannot be listed or watched now, and why. They are tried again.
+    pub failing: BTreeMap<String, WatchFailure>,
+}
+
+/// Why a kind cannot be watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchFailure {
+    /// Whether the service account may not; else it is something else.
+    pub forbidden: bool,
+    /// What the API server says, for a person.
+    pub message: String,
 }
 
 /// Which of the watched kinds.
@@ -42,122 +49,223 @@ enum Watched {
     Children(usize),
 }
 
-struct Controller {
-    context: Arc<Context>,
+/// See the module's documentation.
+pub struct Controller {
+    /// What its reconciles share.
+    pub context: Arc<Context>,
     queue: Queue<ParentKey>,
+    watching: watch::Sender<Watching>,
 }
 
-/// Reconciles until `stop`, then lets what runs come to its end. Nothing is reconciled before every kind was listed: a child that has
-/// not been listed yet would look absent, and one too many would be made or pruned (`C41`, `C42`).
-pub async fn run(context: Arc<Context>, watching: watch::Sender<Watching>, stop: CancellationToken) {
-    let controller = Arc::new(Controller { context, queue: Queue::default() });
-    let context = &controller.context;
-    let mut tasks = JoinSet::new();
-    let watched = std::iter::once(Watched::Parents).chain((0..context.child_kinds.len()).map(Watched::Children));
-    let failing = Arc::new(watching);
-    for watched in watched {
-        tasks.spawn(follow(controller.clone(), watched, failing.clone()).in_current_span());
+impl Controller {
+    /// A controller that does not watch yet.
+    pub fn new(context: Arc<Context>) -> Self {
+        Self { context, queue: Queue::default(), watching: watch::Sender::default() }
     }
-    let listed = async {
-        context.parents.wait_synced().await;
-        for store in &context.children {
+
+    /// How the watches are, and how they come to be.
+    pub fn watching(&self) -> watch::Receiver<Watching> {
+        self.watching.subscribe()
+    }
+
+    /// Watches, for ever. Dropping it ends the watches.
+    pub async fn watch(self: Arc<Self>) {
+        let mut watches = JoinSet::new();
+        let kinds = (0..self.context.child_kinds.len()).map(Watched::Children);
+        for watched in std::iter::once(Watched::Parents).chain(kinds) {
+            watches.spawn(self.clone().follow(watched).in_current_span());
+        }
+        self.context.parents.wait_synced().await;
+        for store in &self.context.children {
             store.wait_synced().await;
         }
-        failing.send_replace(Watching::Yes);
-    };
-    if stop.run_until_cancelled(listed).await.is_some() {
-        tracing::info!(parents = context.parents.len(), "watching");
-        work(&controller, &stop).await;
+        self.watching.send_modify(|watching| watching.synced = true);
+        while watches.join_next().await.is_some() {}
     }
-    tasks.shutdown().await;
-}
 
-/// Hands due parents to workers.
-async fn work(controller: &Arc<Controller>, stop: &CancellationToken) {
-    let concurrency = controller.context.limits.concurrency.max(1);
-    let slots = Arc::new(Semaphore::new(usize::try_from(concurrency).unwrap_or(1)));
-    let mut workers = JoinSet::new();
-    loop {
-        let due = async {
-            // The semaphore is never closed.
-            let slot = slots.clone().acquire_owned().await.ok()?;
-            Some((slot, controller.queue.next().await))
+    /// Reconciles until `stop`, then lets what runs come to its end. Nothing is reconciled before every kind was listed: a child
+    /// that has not been listed yet would look absent (`C41`, `C42`). `slots` are those of the whole host: this reconciler takes at
+    /// most half of them.
+    pub async fn work(self: Arc<Self>, slots: Arc<Semaphore>, total: usize, stop: CancellationToken) {
+        let synced = self.watching.subscribe();
+        let mut synced = pin!(synced);
+        if stop.run_until_cancelled(synced.wait_for(|watching| watching.synced)).await.is_none() {
+            return;
+        }
+        tracing::info!(parents = self.context.parents.len(), revision = self.context.revision().id, "watching");
+        self.wake_unselected().await;
+        let own = Arc::new(Semaphore::new(0));
+        let mut granted = 0;
+        let mut workers = JoinSet::new();
+        loop {
+            // Read each time: it may have been changed.
+            let wanted =
+                usize::try_from(self.context.settings().limits.concurrency).unwrap_or(1).clamp(1, total.div_ceil(2));
+            if wanted > granted {
+                own.add_permits(wanted - granted);
+                granted = wanted;
+            } else if granted > wanted {
+                granted -= own.forget_permits(granted - wanted);
+            }
+            let due = async {
+                // The semaphores are never closed.
+                let permit = own.clone().acquire_owned().await.ok()?;
+                let run = self.queue.next().await;
+                let slot = slots.clone().acquire_owned().await.ok()?;
+                Some((permit, slot, run))
+            };
+            let Some(Some((permit, slot, run))) = stop.run_until_cancelled(due).await else { break };
+            let controller = self.clone();
+            workers.spawn(
+                async move {
+                    controller.work_on(run).await;
+                    drop((permit, slot));
+                }
+                .in_current_span(),
+            );
+            while workers.try_join_next().is_some() {}
+        }
+        while workers.join_next().await.is_some() {}
+    }
+
+    /// Wakes all parents: what they are reconciled with has changed.
+    pub fn wake_all(&self) {
+        for parent in self.context.parents.all() {
+            self.queue.wake(&ParentKey::of(&parent), Wake::Parent);
+        }
+    }
+
+    /// Parents that left the selection while nobody watched still carry our finalizer.
+    async fn wake_unselected(&self) {
+        let context = &self.context;
+        if context.selector.selects_all() {
+            return;
+        }
+        let api = Api::<PartialObjectMeta<Object>>::all_with(context.client.clone(), &context.parent_kind.api);
+        let all = match api.list(&ListParams::default()).await {
+            Ok(all) => all,
+            Err(error) => return tracing::warn!("cannot look for parents to release: {error}"),
         };
-        let Some(Some((slot, run))) = stop.run_until_cancelled(due).await else { break };
-        let controller = controller.clone();
-        workers.spawn(async move {
-            work_on(&controller, run).await;
-            drop(slot);
+        for parent in all {
+            let metadata = parent.metadata;
+            let object = ObjectKey { namespace: metadata.namespace, name: metadata.name.unwrap_or_default() };
+            if metadata.finalizers.iter().flatten().any(|finalizer| *finalizer == context.finalizer())
+                && context.parents.get(&object).is_none()
+            {
+                let key = ParentKey { object, uid: metadata.uid.unwrap_or_default() };
+                context.note_finalizer(&key.uid);
+                self.queue.wake(&key, Wake::Parent);
+            }
+        }
+    }
+
+    async fn work_on(&self, run: Run<ParentKey>) {
+        let context = &self.context;
+        let span = info_span!(
+            "reconcile",
+            reconciler = context.name,
+            parent = %run.key,
+            revision = context.revision().id,
+            reconcileID = format!("{:016x}", fastrand::u64(..)),
+        );
+        let reconciled = AssertUnwindSafe(reconcile(context, &run.key, run.attempt)).catch_unwind().instrument(span);
+        // A bug in one reconcile is a failure of that parent, and of nobody else.
+        let next = reconciled.await.unwrap_or(Next::Failed(None));
+        self.queue.done(run, next);
+    }
+
+    /// Keeps a store up to date and wakes whom a change concerns.
+    async fn follow(self: Arc<Self>, watched: Watched) {
+        let context = &self.context;
+        let kind = watched.kind(context);
+        let api = Api::<Object>::all_with(context.client.clone(), &kind.api);
+        let config = match watched {
+            Watched::Parents => watcher::Config::default().labels_from(&context.selector),
+            Watched::Children(_) => {
+                watcher::Config::default().labels(&format!("{RECONCILER_LABEL}={}", context.identity.label()))
+            }
+        };
+        let mut events = pin!(watcher(api, config).default_backoff());
+        let store = watched.store(context);
+        while let Some(event) = events.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    self.failing(kind, &error);
+                    continue;
+                }
+            };
+            let changes: Vec<Change> = match event {
+                watcher::Event::Init => {
+                    store.begin_list();
+                    continue;
+                }
+                watcher::Event::InitApply(object) => store.list_item(object.with_kind(&kind.api)).into_iter().collect(),
+                watcher::Event::InitDone => {
+                    self.well(kind);
+                    store.end_list()
+                }
+                watcher::Event::Apply(object) => {
+                    self.well(kind);
+                    store.apply(object.with_kind(&kind.api)).into_iter().collect()
+                }
+                watcher::Event::Delete(object) => store.delete(&object).into_iter().collect(),
+            };
+            for change in changes {
+                self.wake(watched, &change);
+            }
+        }
+    }
+
+    fn failing(&self, kind: &Kind, error: &watcher::Error) {
+        // A watch that has become too old is listed anew, without more ado (`C38`).
+        if matches!(error, watcher::Error::WatchError(status) if status.code == 410) {
+            return;
+        }
+        let failure = WatchFailure { forbidden: code(error) == Some(403), message: telemetry::chain(error) };
+        let news = self.watching.send_if_modified(|watching| {
+            watching.failing.insert(kind.to_string(), failure.clone()).as_ref() != Some(&failure)
         });
-        while workers.try_join_next().is_some() {}
+        if news {
+            tracing::warn!("cannot watch {kind}: {}", failure.message);
+        }
     }
-    while workers.join_next().await.is_some() {}
-}
 
-async fn work_on(controller: &Controller, run: Run<ParentKey>) {
-    let context = &controller.context;
-    let span = info_span!(
-        "reconcile",
-        reconciler = context.identity.label(),
-        parent = %run.key,
-        revision = context.revision,
-        reconcileID = format!("{:016x}", fastrand::u64(..)),
-    );
-    let reconciled = AssertUnwindSafe(reconcile(context, &run.key, run.attempt)).catch_unwind().instrument(span);
-    // A bug in one reconcile is a failure of that parent, and of nobody else.
-    let next = reconciled.await.unwrap_or(Next::Failed(None));
-    controller.queue.done(run, next);
-}
-
-/// Keeps a store up to date and wakes whom a change concerns.
-async fn follow(controller: Arc<Controller>, watched: Watched, watching: Arc<watch::Sender<Watching>>) {
-    let context = &controller.context;
-    let kind = watched.kind(context);
-    let api = Api::<Object>::all_with(context.client.clone(), &kind.api);
-    let config = match watched {
-        Watched::Parents => watcher::Config::default(),
-        Watched::Children(_) => {
-            watcher::Config::default().labels(&format!("{RECONCILER_LABEL}={}", context.identity.label()))
+    fn well(&self, kind: &Kind) {
+        if self.watching.borrow().failing.is_empty() {
+            return;
         }
-    };
-    let mut events = pin!(watcher(api, config).default_backoff());
-    let store = watched.store(context);
-    let mut failed = false;
-    while let Some(event) = events.next().await {
-        let changes: Vec<Change> = match event {
-            Ok(event) => {
-                if failed && matches!(event, watcher::Event::InitDone | watcher::Event::Apply(_)) {
-                    failed = false;
-                    tracing::info!("watching {kind} again");
-                }
-                match event {
-                    watcher::Event::Init => {
-                        store.begin_list();
-                        Vec::new()
-                    }
-                    watcher::Event::InitApply(object) => {
-                        store.list_item(object.with_kind(&kind.api)).into_iter().collect()
-                    }
-                    watcher::Event::InitDone => store.end_list(),
-                    watcher::Event::Apply(object) => store.apply(object.with_kind(&kind.api)).into_iter().collect(),
-                    watcher::Event::Delete(object) => store.delete(&object).into_iter().collect(),
+        if self.watching.send_if_modified(|watching| watching.failing.remove(&kind.to_string()).is_some()) {
+            tracing::info!("watching {kind} again");
+        }
+    }
+
+    fn wake(&self, watched: Watched, change: &Change) {
+        let concerned = [change.before.as_deref(), change.after.as_deref()].into_iter().flatten();
+        match watched {
+            Watched::Parents => {
+                for parent in concerned {
+                    self.queue.wake(&ParentKey::of(parent), Wake::Parent);
                 }
             }
-            Err(error) => {
-                let why = format!("cannot watch {kind}: {}", telemetry::chain(&error));
-                if !failed {
-                    tracing::warn!("{why}");
+            Watched::Children(_) => {
+                for uid in concerned.filter_map(Object::controller_uid) {
+                    if let Some(object) = self.context.parents.key_of(uid) {
+                        self.queue.wake(&ParentKey { object, uid: uid.to_owned() }, Wake::Child);
+                    }
                 }
-                failed = true;
-                if !store.is_synced() {
-                    watching.send_replace(Watching::Failing(why));
-                }
-                Vec::new()
             }
-        };
-        for change in changes {
-            controller.wake(watched, &change);
         }
+    }
+}
+
+/// The HTTP status behind a watch error.
+fn code(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status.code),
+        watcher::Error::WatchError(status) => Some(status.code),
+        _ => None,
     }
 }
 
@@ -173,27 +281,6 @@ impl Watched {
         match self {
             Self::Parents => &context.parents,
             Self::Children(place) => &context.children[place],
-        }
-    }
-}
-
-impl Controller {
-    fn wake(&self, watched: Watched, change: &Change) {
-        let concerned = [change.before.as_deref(), change.after.as_deref()].into_iter().flatten();
-        match watched {
-            Watched::Parents => {
-                for parent in concerned {
-                    let key = ParentKey { object: parent.key(), uid: parent.uid().to_owned() };
-                    self.queue.wake(&key, Wake::Parent);
-                }
-            }
-            Watched::Children(_) => {
-                for uid in concerned.filter_map(Object::controller_uid) {
-                    if let Some(object) = self.context.parents.key_of(uid) {
-                        self.queue.wake(&ParentKey { object, uid: uid.to_owned() }, Wake::Child);
-                    }
-                }
-            }
         }
     }
 }

@@ -6,11 +6,13 @@ use std::{str::FromStr, time::Duration};
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    apimachinery::pkg::apis::meta::v1::Condition,
+    apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector},
 };
 use kube::{CustomResource, CustomResourceExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::plugin::{CallLimits, describe::KindName};
 
 /// A plugin that reconciles parents in all namespaces.
 #[derive(CustomResource, Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -38,9 +40,23 @@ pub struct ClusterReconcilerSpec {
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
     pub config: serde_json::Map<String, serde_json::Value>,
-    /// What one call of the plugin may use.
+    /// Which parents, by their labels; without it all of them. A parent that leaves the selection is released.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+    /// What one call of the plugin may use. Holds from the next call on.
     #[serde(default)]
     pub limits: Limits,
+    /// Reconcile nothing, and clean up nothing, until this is false again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+    /// How many revisions are kept besides the active one, to fall back to.
+    #[serde(default = "default_history")]
+    #[schemars(with = "i32", range(min = 1))]
+    pub revision_history_limit: u32,
+}
+
+fn default_history() -> u32 {
+    5
 }
 
 /// Where a plugin comes from.
@@ -99,6 +115,13 @@ pub struct Limits {
     /// How many parents are reconciled at the same time.
     #[schemars(with = "i32", range(min = 1))]
     pub concurrency: u32,
+}
+
+impl Limits {
+    /// As the plugin's calls take them.
+    pub fn of_a_call(&self) -> CallLimits {
+        CallLimits { memory: self.memory.0, timeout: self.timeout.0, output: self.output.0 }
+    }
 }
 
 impl Default for Limits {
@@ -216,16 +239,28 @@ pub struct ClusterReconcilerStatus {
     /// The generation of the spec that this status is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Loaded`: the plugin was found, compiled and asked what it is. `Watching`: its kinds are being watched. `Ready`: both.
+    /// `Loaded`: the plugin was found, compiled and asked what it is. `Permitted`: the service account may watch its kinds.
+    /// `Watching`: they are being watched. `Ready`: all of these. `Degraded`: the latest revision does not work, and the last good
+    /// one serves.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
     /// The kind that the plugin reconciles, as `Kind.version.group`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_kind: Option<String>,
-    /// Digest of the plugin and its config that serve now.
+    /// The revision that serves now: the digest of a plugin and its config.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_revision: Option<String>,
+    /// The revision that the spec asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub desired_revision: Option<String>,
+    /// The latest revision that served; what a host that starts falls back to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_good_revision: Option<String>,
+    /// The kinds of which this reconciler may have made children. They stay watched when a plugin no longer declares them, so
+    /// that what is left of them can be deleted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub applied_kinds: Vec<KindName>,
     /// The finalizer that this reconciler puts on its parents, when its plugin cleans up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finalizer: Option<String>,

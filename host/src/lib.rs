@@ -2,8 +2,8 @@
 //!
 //! The tour, in the order of one reconcile:
 //!
-//! 1. [`supervisor`] watches the reconcilers ([`crd`]), loads the plugin of each ([`source`], [`plugin`]) and starts its
-//!    [`controller`].
+//! 1. [`supervisor`] watches the reconcilers ([`crd`]) and gives each its life ([`reconciler`]): its plugin is fetched ([`source`]),
+//!    loaded ([`plugin`], [`revision`]) and put to work by a [`controller`]. Who has which parents is in [`claims`].
 //! 2. The controller's watches fill its [`store`]s with [`object`]s, and wake parents in its [`queue`].
 //! 3. [`reconcile`] takes one parent through its steps: `observe`, the plugin call, `desired`, `plan`, `apply`, `status`. What they
 //!    hand on to one another is in [`state`].
@@ -12,6 +12,7 @@
 //! [`run`] puts the parts together; [`manifests`] and [`build`] are tools beside them.
 
 pub mod build;
+pub mod claims;
 pub mod controller;
 pub mod crd;
 pub mod identity;
@@ -21,6 +22,8 @@ pub mod plugin;
 pub mod probes;
 pub mod queue;
 pub mod reconcile;
+pub mod reconciler;
+pub mod revision;
 pub mod run;
 pub mod source;
 pub mod state;

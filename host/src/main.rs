@@ -13,7 +13,7 @@ use pilothouse::{
     build,
     crd::{self, Limits, ServiceAccountRef},
     manifests,
-    plugin::{CallLimits, Engine, Plugin},
+    plugin::{Engine, Plugin},
     run,
     telemetry::{self, LogFormat},
 };
@@ -123,10 +123,8 @@ fn build_plugin(arguments: BuildArguments) -> anyhow::Result<()> {
 async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
     let bytes =
         std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
-    let limits = Limits::default();
-    let limits = CallLimits { memory: limits.memory.0, timeout: limits.timeout.0, output: limits.output.0 };
     let engine = Arc::new(Engine::new()?);
-    let plugin = Plugin::load(&engine, bytes.clone(), limits)
+    let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call())
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
     let name =

@@ -58,13 +58,14 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("pilothouse:{name}")},
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }),
-        // What the host itself needs: to read the plugin, and to act as the account.
+        // What the host itself needs: to read the plugin, to keep its revisions, and to act as the account.
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
             "metadata": {"name": format!("pilothouse:{name}"), "namespace": namespace},
             "rules": [
-                {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [plugin_name(name)], "verbs": ["get"]},
+                {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [plugin_name(name)], "verbs": ["get", "list", "watch"]},
                 {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [name], "verbs": ["impersonate"]},
+                {"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["get", "list", "create", "delete"]},
             ],
         }),
         json!({

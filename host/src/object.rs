@@ -3,12 +3,14 @@
 //! Built once, when the object arrives from the API server. `metadata.managedFields` is taken out on the way, since plugins have
 //! no use for it and it is often half of the object; of it only our own entries are kept, for the no-op rule.
 
-use std::{borrow::Cow, cmp::Ordering, fmt, sync::Arc};
+use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
+
+use crate::plugin::describe::KindName;
 
 /// The first part of every field manager of ours; see [`crate::identity`].
 pub const FIELD_MANAGER_PREFIX: &str = "pilothouse/";
@@ -63,6 +65,16 @@ const BUILT_IN_GROUPS: [&str; 16] = [
 ];
 
 impl Kind {
+    /// The kind by name.
+    pub fn name(&self) -> KindName {
+        KindName { api_version: self.api.api_version.clone(), kind: self.api.kind.clone() }
+    }
+
+    /// `Kind.group`: the kind whatever its version.
+    pub fn group_kind(&self) -> String {
+        format!("{}.{}", self.api.kind, self.api.group).trim_end_matches('.').to_owned()
+    }
+
     /// Whether the API server itself defines this kind, not a CustomResourceDefinition: groups without a dot are its own.
     pub fn is_built_in(&self) -> bool {
         let group = self.api.group.as_str();
@@ -153,6 +165,20 @@ impl Object {
             .iter()
             .find(|entry| entry.manager == manager && entry.operation == operation && entry.subresource == subresource);
         entry.map(|entry| entry.fields.as_ref())
+    }
+
+    /// `metadata.labels`, read from the JSON: few ask for them.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        #[derive(Deserialize)]
+        struct Labelled {
+            metadata: Labels,
+        }
+        #[derive(Deserialize)]
+        struct Labels {
+            labels: Option<BTreeMap<String, String>>,
+        }
+        let labelled = serde_json::from_str::<Labelled>(&self.json).ok();
+        labelled.and_then(|labelled| labelled.metadata.labels).unwrap_or_default()
     }
 
     /// Whether this is a later state than `other` of the same object. Resource versions are compared as the numbers

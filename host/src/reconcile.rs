@@ -7,12 +7,13 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use jiff::Timestamp;
-use kube::{Api, Client};
+use kube::{Api, Client, core::Selector};
 use serde_json::json;
+use tokio::sync::watch;
 
 pub mod desired;
 pub mod finalizer;
@@ -27,11 +28,13 @@ mod status;
 pub use self::events::Events;
 use self::{finalizer::Phase, plan::Owner, projection::projection};
 use crate::{
+    claims::Claims,
     crd::Limits,
     identity::Identity,
     object::{Kind, Object, ObjectKey},
-    plugin::{self, CallError, CallLimits, Condition, ConditionStatus, Failure, Plugin, Request},
+    plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
     queue::{BACKOFF_CAP, Next},
+    revision::Revision,
     state::{Applied, ChildError, ChildKey, Desired, Finalization, LastApply, Memory, Observed, Report},
     store::Store,
     telemetry,
@@ -46,6 +49,13 @@ pub struct ParentKey {
     pub uid: String,
 }
 
+impl ParentKey {
+    /// That of a parent as it is known.
+    pub fn of(parent: &Object) -> Self {
+        Self { object: parent.key(), uid: parent.uid().to_owned() }
+    }
+}
+
 impl fmt::Display for ParentKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.object.fmt(f)
@@ -54,21 +64,23 @@ impl fmt::Display for ParentKey {
 
 /// Everything that the reconciles of one reconciler share.
 pub struct Context {
+    /// Its name.
+    pub name: String,
     /// Its names in the cluster.
     pub identity: Identity,
     /// A client that acts as its service account.
     pub client: Client,
-    /// Its plugin.
-    pub plugin: Arc<Plugin>,
-    /// Digest of plugin and config.
-    pub revision: String,
-    /// What the plugin is configured with, as JSON.
-    pub config: String,
-    /// What a call may use.
-    pub limits: Limits,
+    /// Who else claims its parents.
+    pub claims: Arc<Claims>,
+    /// What serves now. A reconcile keeps the one that it began with.
+    pub revision: RwLock<Arc<Revision>>,
+    /// What holds from the next call on, whatever the revision.
+    pub settings: RwLock<Arc<Settings>>,
     /// The kind of its parents.
     pub parent_kind: Kind,
-    /// The kinds of its children.
+    /// Which parents.
+    pub selector: Selector,
+    /// The kinds of its children: those that its plugin declares, and those that an earlier one may have made.
     pub child_kinds: Vec<Kind>,
     /// Its parents.
     pub parents: Store,
@@ -78,6 +90,17 @@ pub struct Context {
     pub memory: Mutex<HashMap<String, Memory>>,
     /// Where Events go; they are published as the host.
     pub events: Events,
+    /// A reconciler that goes before this one for one of its parents, once there was such a parent.
+    pub rival: watch::Sender<Option<String>>,
+}
+
+/// What a reconciler allows, apart from its revision.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// What a call may use.
+    pub limits: Limits,
+    /// Do nothing.
+    pub paused: bool,
 }
 
 /// Why a reconcile did not get to its end.
@@ -166,20 +189,36 @@ impl Error {
     }
 }
 
+/// One parent's turn: what it is reconciled with, from beginning to end.
+struct Turn<'a> {
+    context: &'a Context,
+    revision: Arc<Revision>,
+    attempt: u32,
+}
+
 /// Brings one parent one step closer to where it should be.
 pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next {
-    let Some(mut parent) = context.parents.get(&key.object).filter(|parent| parent.uid() == key.uid) else {
-        context.forget(&key.uid);
-        return Next::Forget;
-    };
+    if context.settings().paused {
+        return Next::OnChange;
+    }
     let mut memory = context.recall(&key.uid);
-    if context.phase(&parent) == Phase::New {
+    let Some(mut parent) = context.parents.get(&key.object).filter(|parent| parent.uid() == key.uid) else {
+        // Gone, or no longer selected.
+        return if memory.finalizer { leave(context, key).await } else { Next::Forget };
+    };
+    memory.finalizer = parent.finalizers().contains(&context.finalizer());
+    if let Some(rival) = context.claims.rival(&context.name, &context.parent_kind.group_kind(), || parent.labels()) {
+        context.rival.send_if_modified(|known| known.replace(rival.clone()) != Some(rival));
+        return if memory.finalizer { leave(context, key).await } else { Next::Forget };
+    }
+    let turn = Turn { context, revision: context.revision(), attempt };
+    if turn.phase(&parent) == Phase::New {
         // Before there is anything to clean up. What is true from here on is what the answer says: the parent may have been
         // deleted meanwhile (`C11`).
-        match finalizer::add(&context.parent_api(&parent), &parent, &context.finalizer()).await {
+        match finalizer::add(&context.parent_api(&parent.key()), &parent, &context.finalizer()).await {
             Ok(answer) => {
                 tracing::debug!("finalizer added");
-                memory.ever_applied = Some(false);
+                (memory.finalizer, memory.ever_applied) = (true, Some(false));
                 context.parents.apply(answer.clone());
                 parent = Arc::new(answer);
             }
@@ -190,22 +229,46 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
             }
         }
     }
-    let next = match context.phase(&parent) {
-        Phase::Released => {
-            context.forget(&key.uid);
-            return Next::Forget;
-        }
-        Phase::Finalizing => finalize(context, &parent, &mut memory, attempt).await,
-        Phase::New | Phase::Live => converge(context, &parent, &mut memory, attempt).await,
+    let next = match turn.phase(&parent) {
+        Phase::Released => return Next::Forget,
+        Phase::Finalizing => finalize(&turn, &parent, &mut memory).await,
+        Phase::New | Phase::Live => converge(&turn, &parent, &mut memory).await,
     };
     context.remember(&key.uid, memory);
     next
 }
 
+/// A parent that is not ours, or no longer: it is gone, it has left the selection, or an older reconciler has it. If our finalizer
+/// is still on it, nobody else would ever take it off.
+async fn leave(context: &Context, key: &ParentKey) -> Next {
+    let api = context.parent_api(&key.object);
+    let left = match api.get_opt(&key.object.name).await {
+        Ok(left) => left.filter(|left| left.uid() == key.uid),
+        Err(error) => {
+            tracing::warn!("failed to read a parent that has left: {error}");
+            return Next::Failed(None);
+        }
+    };
+    let Some(left) = left.filter(|left| left.finalizers().contains(&context.finalizer())) else { return Next::Forget };
+    match finalizer::remove(&api, &left, &context.finalizer()).await {
+        Ok(_) => {
+            // Its children stay, and go with it when it is deleted.
+            tracing::info!("released: the parent is no longer selected by this reconciler");
+            Next::Forget
+        }
+        Err(finalizer::Error::Gone(_)) => Next::Forget,
+        Err(error) => {
+            tracing::debug!("not released: {}", telemetry::chain(&error));
+            Next::Failed(None)
+        }
+    }
+}
+
 /// The common life of a parent: its children as the plugin wants them.
-async fn converge(context: &Context, parent: &Arc<Object>, memory: &mut Memory, attempt: u32) -> Next {
+async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Next {
+    let context = turn.context;
     let observed = observe::observe(context, parent.clone());
-    let desired = match desire(context, &observed, attempt).await {
+    let desired = match desire(turn, &observed).await {
         Ok(desired) => desired,
         Err(error) => return failed(context, parent, memory, error, None).await,
     };
@@ -228,15 +291,16 @@ async fn converge(context: &Context, parent: &Arc<Object>, memory: &mut Memory, 
     }
 }
 
-async fn desire(context: &Context, observed: &Observed, attempt: u32) -> Result<Desired, Error> {
-    let request = context.request(observed, attempt, &json!({}));
-    let answer = context.plugin.reconcile(request, context.call_limits()).await?.map_err(Error::Refused)?;
-    Ok(context.rules(&observed.parent).desired(answer)?)
+async fn desire(turn: &Turn<'_>, observed: &Observed) -> Result<Desired, Error> {
+    let request = turn.request(observed, &json!({}));
+    let answer = turn.revision.plugin.reconcile(request, turn.context.settings().limits.of_a_call()).await?;
+    Ok(turn.desired(&observed.parent, answer.map_err(Error::Refused)?)?)
 }
 
 /// A parent that is being deleted: the plugin cleans up, and our finalizer goes when it says so.
-async fn finalize(context: &Context, parent: &Arc<Object>, memory: &mut Memory, attempt: u32) -> Next {
-    let api = context.parent_api(parent);
+async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Next {
+    let context = turn.context;
+    let api = context.parent_api(&parent.key());
     // Not from the store: what is asked for now must be about the very object that is there now.
     let fresh = match api.get_opt(parent.name()).await {
         Ok(fresh) => fresh.filter(|fresh| fresh.uid() == parent.uid()),
@@ -249,7 +313,7 @@ async fn finalize(context: &Context, parent: &Arc<Object>, memory: &mut Memory, 
         return Next::Again;
     }
     let parent = Arc::new(fresh);
-    match clean_up(context, &parent, memory, attempt).await {
+    match clean_up(turn, &parent, memory).await {
         Ok((Finalization { waiting: None, report, .. }, _)) => {
             context.events.publish_plugin(&parent, &context.parent_kind, &report.events, &mut memory.events).await;
             match finalizer::remove(&api, &parent, &context.finalizer()).await {
@@ -276,21 +340,18 @@ async fn finalize(context: &Context, parent: &Arc<Object>, memory: &mut Memory, 
     }
 }
 
-async fn clean_up(
-    context: &Context,
-    parent: &Arc<Object>,
-    memory: &mut Memory,
-    attempt: u32,
-) -> Result<(Finalization, bool), Error> {
+async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Result<(Finalization, bool), Error> {
+    let context = turn.context;
     let propagation = propagation(parent);
     let observed = observe::observe(context, parent.clone());
     let deletion = json!({
         "deletion": {"propagation": propagation},
         "everApplied": memory.ever_applied.unwrap_or(true) || !observed.children.is_empty(),
     });
-    let request = context.request(&observed, attempt, &deletion);
-    let answer = context.plugin.finalize(request, context.call_limits()).await?.ok_or(Error::NoCleanup)?;
-    let finalization = context.rules(parent).finalization(answer.map_err(Error::Refused)?)?;
+    let request = turn.request(&observed, &deletion);
+    let answer = turn.revision.plugin.finalize(request, context.settings().limits.of_a_call()).await?;
+    let answer = answer.ok_or(Error::NoCleanup)?.map_err(Error::Refused)?;
+    let finalization = turn.finalization(parent, answer)?;
     let changed = match &finalization.children {
         // Foreground: the garbage collector is at work; orphan: the user wants them left alone.
         Some(children) if propagation == "Background" => {
@@ -389,7 +450,7 @@ async fn failed(
 ) -> Next {
     if error.is_conflict() {
         tracing::debug!("{}; reading again", telemetry::chain(&error));
-        if let Ok(Some(fresh)) = context.parent_api(parent).get_opt(parent.name()).await {
+        if let Ok(Some(fresh)) = context.parent_api(&parent.key()).get_opt(parent.name()).await {
             context.parents.apply(fresh);
         }
         return Next::Immediately;
@@ -427,7 +488,7 @@ async fn publish(
     let manager = context.manager(parent);
     let conditions = std::iter::once(synced).chain(told.map(|told| told.ready.clone())).collect();
     let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };
-    match status::publish(&context.parent_api(parent), parent, &publish, &mut memory.status).await {
+    match status::publish(&context.parent_api(&parent.key()), parent, &publish, &mut memory.status).await {
         Ok(Some(answer)) => drop(context.parents.apply(answer)),
         Ok(None) => {}
         // Whoever changed the parent has woken it, too.
@@ -436,9 +497,67 @@ async fn publish(
     }
 }
 
-impl Context {
+impl Turn<'_> {
     fn phase(&self, parent: &Object) -> Phase {
-        finalizer::phase(parent, &self.finalizer(), self.plugin.has_finalizer())
+        finalizer::phase(parent, &self.context.finalizer(), self.revision.plugin.has_finalizer())
+    }
+
+    fn request(&self, observed: &Observed, more: &serde_json::Value) -> Request {
+        let limits = &self.context.settings().limits;
+        let mut context = json!({
+            "now": status::seconds(Timestamp::now()),
+            "deadlineMs": u64::try_from(limits.timeout.0.as_millis()).unwrap_or(u64::MAX),
+            "attempt": self.attempt,
+            "revision": self.revision.id,
+        });
+        if let (Some(context), Some(more)) = (context.as_object_mut(), more.as_object()) {
+            context.extend(more.clone());
+        }
+        Request {
+            parent: observed.parent.json().to_owned(),
+            children: observed.children.iter().map(|(_, child)| child.json().to_owned()).collect(),
+            config: self.revision.config.clone(),
+            context: context.to_string(),
+        }
+    }
+
+    fn desired(&self, parent: &Object, answer: plugin::Answer) -> Result<Desired, desired::Error> {
+        self.rules(parent).desired(answer)
+    }
+
+    fn finalization(&self, parent: &Object, answer: plugin::FinalizeAnswer) -> Result<Finalization, desired::Error> {
+        self.rules(parent).finalization(answer)
+    }
+
+    fn rules<'a>(&'a self, parent: &'a Object) -> desired::Rules<'a> {
+        desired::Rules {
+            kinds: &self.context.child_kinds,
+            declared: &self.revision.plugin.description().children,
+            parent,
+            max_children: usize::try_from(self.context.settings().limits.children).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+impl Context {
+    /// What serves now.
+    pub fn revision(&self) -> Arc<Revision> {
+        self.revision.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets another revision serve, from the next reconcile on.
+    pub fn swap(&self, revision: Arc<Revision>) {
+        *self.revision.write().unwrap_or_else(PoisonError::into_inner) = revision;
+    }
+
+    /// What holds now.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets other settings hold, from the next call on.
+    pub fn set(&self, settings: Settings) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
     /// The finalizer of this reconciler.
@@ -451,42 +570,20 @@ impl Context {
         self.identity.field_manager(&api.group, &api.kind, &parent.key())
     }
 
-    fn parent_api(&self, parent: &Object) -> Api<Object> {
-        match parent.key().namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), &namespace, &self.parent_kind.api),
+    fn parent_api(&self, parent: &ObjectKey) -> Api<Object> {
+        match &parent.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &self.parent_kind.api),
             None => Api::all_with(self.client.clone(), &self.parent_kind.api),
-        }
-    }
-
-    fn call_limits(&self) -> CallLimits {
-        CallLimits { memory: self.limits.memory.0, timeout: self.limits.timeout.0, output: self.limits.output.0 }
-    }
-
-    fn rules<'a>(&'a self, parent: &'a Object) -> desired::Rules<'a> {
-        let max_children = usize::try_from(self.limits.children).unwrap_or(usize::MAX);
-        desired::Rules { kinds: &self.child_kinds, parent, max_children }
-    }
-
-    fn request(&self, observed: &Observed, attempt: u32, more: &serde_json::Value) -> Request {
-        let mut context = json!({
-            "now": status::seconds(Timestamp::now()),
-            "deadlineMs": u64::try_from(self.limits.timeout.0.as_millis()).unwrap_or(u64::MAX),
-            "attempt": attempt,
-            "revision": self.revision,
-        });
-        if let (Some(context), Some(more)) = (context.as_object_mut(), more.as_object()) {
-            context.extend(more.clone());
-        }
-        Request {
-            parent: observed.parent.json().to_owned(),
-            children: observed.children.iter().map(|(_, child)| child.json().to_owned()).collect(),
-            config: self.config.clone(),
-            context: context.to_string(),
         }
     }
 
     fn describe(&self, key: &ChildKey) -> String {
         format!("{} {}", self.child_kinds[key.kind].api.kind, key.object)
+    }
+
+    /// A parent that is not among ours was seen with our finalizer on.
+    pub fn note_finalizer(&self, uid: &str) {
+        self.remember(uid, Memory { finalizer: true, ..Memory::default() });
     }
 
     fn recall(&self, uid: &str) -> Memory {
@@ -495,9 +592,5 @@ impl Context {
 
     fn remember(&self, uid: &str, memory: Memory) {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).insert(uid.to_owned(), memory);
-    }
-
-    fn forget(&self, uid: &str) {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
 }

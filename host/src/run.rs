@@ -8,7 +8,7 @@ use kube::{Client, Config};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{Semaphore, watch},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +20,9 @@ pub struct Options {
     /// Where /livez and /readyz are served.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8081")]
     pub health_probe_bind_address: SocketAddr,
+    /// How many parents are reconciled at the same time. One reconciler takes at most half of it.
+    #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = slots)]
+    pub max_concurrent_reconciles: usize,
     /// How long reconciles that run may take to come to their end after SIGTERM.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub graceful_shutdown_timeout: Duration,
@@ -27,6 +30,10 @@ pub struct Options {
 
 fn duration(text: &str) -> Result<Duration, crate::crd::ParseLimitError> {
     text.parse::<crate::crd::Timeout>().map(|timeout| timeout.0)
+}
+
+fn slots(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|slots| *slots >= 2).ok_or_else(|| "it must be a number of at least 2".to_owned())
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -52,7 +59,17 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), %health, "pilothouse runs");
 
     let events = Events::new(client.clone());
-    let supervisor = tokio::spawn(Supervisor { config, client, engine, events }.run(listed, stop.clone()));
+    let supervisor = Supervisor {
+        config,
+        client,
+        engine,
+        events,
+        claims: Arc::default(),
+        slots: Arc::new(Semaphore::new(options.max_concurrent_reconciles)),
+        total_slots: options.max_concurrent_reconciles,
+        kinds: watch::Sender::new(0),
+    };
+    let supervisor = tokio::spawn(supervisor.run(listed, stop.clone()));
     let ended = async {
         stop.cancelled().await;
         tracing::info!("stopping");

@@ -152,6 +152,8 @@ pub struct Memory {
     pub status: Option<LastStatus>,
     /// The Events of the plugin's last answer.
     pub events: Vec<Event>,
+    /// Whether our finalizer was on it when it was last seen.
+    pub finalizer: bool,
     /// Whether an answer of the plugin was ever acted upon. None: that was before our time, so it may have been.
     pub ever_applied: Option<bool>,
 }

@@ -88,8 +88,17 @@ impl Cluster {
         fs::write(&self.host_kubeconfig, kubeconfig.to_string()).expect("the kubeconfig can be written");
     }
 
-    /// Starts a host, under its own role, and waits until it watches.
+    /// Starts a host, under its own role, and waits until it watches for both reconcilers.
     pub(crate) fn run_host(&self) -> Host {
+        self.run_host_until(|log| log.matches("\"message\":\"watching\"").count() == 2)
+    }
+
+    /// Starts a host and waits until it logs this.
+    pub(crate) fn run_host_that(&self, logs: &str) -> Host {
+        self.run_host_until(|log| log.contains(logs))
+    }
+
+    fn run_host_until(&self, is_up: impl Fn(&str) -> bool) -> Host {
         let number = self.hosts.fetch_add(1, Ordering::SeqCst);
         let log = self.control_plane.data_dir().join(format!("host-{number}.log"));
         let mut shell = Command::new("sh")
@@ -111,10 +120,9 @@ impl Cluster {
         let mut pid = String::new();
         BufReader::new(shell.stdout.take().expect("it is piped")).read_line(&mut pid).expect("the shell tells the pid");
         let host = Host { shell, lifeline, pid: pid.trim().to_owned(), log };
-        let watching = || host.log_text().matches("\"message\":\"watching\"").count() == 2;
         let start = Instant::now();
-        while !watching() {
-            assert!(start.elapsed() < PATIENCE, "the host does not watch: {}", host.log_text());
+        while !is_up(&host.log_text()) {
+            assert!(start.elapsed() < PATIENCE, "the host does not come up: {}", host.log_text());
             std::thread::sleep(Duration::from_millis(20));
         }
         host
@@ -134,7 +142,7 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn apply(&self, manifests: &[u8]) {
+    pub(crate) fn apply(&self, manifests: &[u8]) {
         let mut kubectl = self.control_plane.kubectl();
         kubectl
             .args(["apply", "--server-side", "-f", "-"])
@@ -200,14 +208,14 @@ impl Drop for Host {
     }
 }
 
-fn pilothouse(arguments: &[&str]) -> Vec<u8> {
+pub(crate) fn pilothouse(arguments: &[&str]) -> Vec<u8> {
     let output = Command::new(env!("CARGO_BIN_EXE_pilothouse")).args(arguments).output().expect("pilothouse runs");
     assert!(output.status.success(), "pilothouse {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     output.stdout
 }
 
 /// Where `make plugins` put a component: beside the folder of the test's binary.
-fn component(plugin: &str) -> PathBuf {
+pub(crate) fn component(plugin: &str) -> PathBuf {
     let binary = Path::new(env!("CARGO_BIN_EXE_pilothouse"));
     let target = binary.ancestors().nth(2).expect("it is in target/debug");
     let component = target.join("plugins").join(format!("{plugin}.wasm"));

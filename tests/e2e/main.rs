@@ -9,3 +9,4 @@ mod cluster;
 mod cases;
 mod crash;
 mod seed;
+mod swap;

@@ -1,8 +1,11 @@
 //! What a plugin says of itself: the answer of `describe` in the WIT, checked.
 
+use std::fmt;
+
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::core::{GroupVersionKind, gvk::ParseGroupVersionError};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The answer of `describe`.
@@ -32,7 +35,7 @@ pub struct Description {
 }
 
 /// A kind by name.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KindName {
     /// `group/version`, or `version` alone for the core group.
@@ -64,6 +67,12 @@ pub enum Error {
     /// It needs what this host does not have.
     #[error("the plugin needs {0:?}, which this host does not serve; it serves: log")]
     Capability(String),
+}
+
+impl fmt::Display for KindName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.kind, self.api_version)
+    }
 }
 
 impl KindName {

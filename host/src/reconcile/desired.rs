@@ -12,7 +12,7 @@ use super::projection::digest_object;
 use crate::{
     identity::DOMAIN,
     object::{Kind, Object, ObjectKey},
-    plugin::{Answer, Child, Cleanup, Condition, Event, FinalizeAnswer, Next},
+    plugin::{Answer, Child, Cleanup, Condition, Event, FinalizeAnswer, Next, describe::KindName},
     state::{ChildKey, Desired, DesiredChild, Finalization, Report},
 };
 
@@ -54,8 +54,10 @@ fn refuse<T>(path: impl Into<String>, problem: impl Into<String>) -> Result<T, E
 
 /// What an answer is checked against.
 pub struct Rules<'a> {
-    /// The kinds of children that the plugin declared.
+    /// The kinds that are watched.
     pub kinds: &'a [Kind],
+    /// Those of them that the plugin declares: what it may return.
+    pub declared: &'a [KindName],
     /// The parent.
     pub parent: &'a Object,
     /// The largest number of children.
@@ -153,7 +155,9 @@ impl Rules<'_> {
             _ => refuse(format!("{path}.{name}"), "is missing"),
         };
         let (api_version, kind) = (text("apiVersion")?, text("kind")?);
+        let declared = self.declared.iter().any(|known| known.api_version == api_version && known.kind == kind);
         let place = self.kinds.iter().position(|known| known.api.api_version == api_version && known.api.kind == kind);
+        let place = place.filter(|_| declared);
         place.map_or_else(
             || {
                 let problem = format!("is {kind} ({api_version}), which describe() does not list under children");
@@ -344,7 +348,8 @@ mod tests {
 
     fn check_answer(answer: Answer) -> Result<Desired, String> {
         let (kinds, parent) = (kinds(), parent());
-        let rules = Rules { kinds: &kinds, parent: &parent, max_children: 3 };
+        let declared: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
+        let rules = Rules { kinds: &kinds, declared: &declared, parent: &parent, max_children: 3 };
         rules.desired(answer).map_err(|error| format!("{}: {}", error.path, error.problem))
     }
 

@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 
 struct Mirror;
 
+/// A test makes another version of this plugin by replacing the last letter of this text in the component.
+const VERSION: &str = "the mirror, version 1";
+
 /// What to answer, and how to misbehave before. The keys work in this order.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
@@ -42,6 +45,8 @@ struct Reply {
     /// Says the default of `cleanup` aloud.
     #[serde(rename = "finished")]
     _finished: bool,
+    /// Show this plugin's version, and `config.word`, in an annotation on each child.
+    versioned: bool,
     /// One more child, which is no JSON.
     garbage: bool,
     /// A status of this size instead.
@@ -132,7 +137,7 @@ impl reconciler::Guest for Mirror {
             ReplyNext::AfterMs(ms) => Next::After(ms),
         };
         Ok(Desired {
-            children: reply.children().unwrap_or_default(),
+            children: reply.children(&request).unwrap_or_default(),
             status: reply.status(&request, stamp),
             conditions: reply.conditions(&request, stamp),
             events: reply.events(),
@@ -148,7 +153,7 @@ impl finalizer::Guest for Mirror {
         reply.misbehave()?;
         Ok(Finalization {
             cleanup: reply.waiting_ms.map_or(Cleanup::Finished, Cleanup::Waiting),
-            children: reply.children(),
+            children: reply.children(&request),
             status: reply.status(&request, stamp),
             conditions: reply.conditions(&request, stamp),
             events: reply.events(),
@@ -189,7 +194,14 @@ impl Reply {
         }
     }
 
-    fn children(&self) -> Option<Vec<Child>> {
+    fn children(&mut self, request: &Request) -> Option<Vec<Child>> {
+        if self.versioned {
+            let config: Value = serde_json::from_str(&request.config).unwrap_or_default();
+            let version = format!("{} {}", black_box(VERSION), config["word"].as_str().unwrap_or_default());
+            for child in self.children.iter_mut().flatten() {
+                child["metadata"]["annotations"] = json!({ "t.example/version": version.trim() });
+            }
+        }
         let garbage = self.garbage.then(|| Child { object: "{\"kind\": garbage".to_owned(), options: "{}".to_owned() });
         let children = self.children.iter().flatten().map(|child| match child.get("object") {
             Some(object) => {

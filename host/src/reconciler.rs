@@ -1,0 +1,626 @@
+//! The life of one reconciler: its plugin is loaded, served, replaced by the next revision, and what happens is told on it.
+//!
+//! A revision comes up beside the one that serves: fetched, loaded, asked what it is, its kinds resolved, listed and watched. Only
+//! then is it swapped in; a step that fails leaves the last good one serving, and condition `Degraded` says which step and why.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::ConfigMap,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{PartialObjectMeta, Patch, PatchParams},
+    core::Selector,
+    discovery::{self, Scope},
+    runtime::{WatchStreamExt as _, watcher},
+};
+use serde_json::json;
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::AbortOnDropHandle,
+};
+use tracing::Instrument as _;
+
+use crate::{
+    claims::Claim,
+    controller::{Controller, Watching},
+    crd::{ClusterReconciler, ClusterReconcilerStatus, ConfigMapRef},
+    identity::Identity,
+    object::Kind,
+    plugin::{self, describe::KindName},
+    reconcile::{Context, Settings},
+    revision::{History, Material, Revision},
+    source,
+    store::Store,
+    supervisor::Supervisor,
+    telemetry,
+};
+
+/// How long to wait before what failed is tried again: doubles from the first to the last. A change of the spec, of the plugin's
+/// ConfigMap or of a CRD ends the wait.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long the kinds of a new revision may take to be listed before it is given up, and tried again.
+const LISTING: Duration = Duration::from_secs(30);
+/// Who writes the status of reconcilers.
+const FIELD_MANAGER: &str = "pilothouse";
+
+/// Why a revision does not serve.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    #[error(transparent)]
+    Plugin(#[from] plugin::LoadError),
+    #[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
+    KindMissing(KindName, #[source] kube::Error),
+    #[error("{0} is listed in the plugin's describe(), and is no proper kind")]
+    KindName(KindName, #[source] kube::core::gvk::ParseGroupVersionError),
+    #[error("the plugin reconciles {to}, and this reconciler has parents of {from}; make another reconciler for it")]
+    ParentKindChanged { from: Kind, to: Kind },
+    #[error("spec.selector is no label selector")]
+    Selector(#[source] kube::core::ParseExpressionError),
+    #[error("failed to make a client that acts as the service account")]
+    Client(#[source] kube::Error),
+    #[error("failed to note the kinds of the children in the status of the reconciler")]
+    Status(#[source] kube::Error),
+    #[error("its kinds cannot be watched: {0}")]
+    Watch(String),
+}
+
+impl Error {
+    /// A stable name: the reason of the condition.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Source(_) => "SourceUnavailable",
+            Self::Plugin(_) => "InvalidPlugin",
+            Self::KindMissing(..) => "KindMissing",
+            Self::KindName(..) => "InvalidKind",
+            Self::ParentKindChanged { .. } => "ParentKindChanged",
+            Self::Selector(_) => "InvalidSelector",
+            Self::Client(_) => "ClientFailed",
+            Self::Status(_) => "StatusNotWritten",
+            Self::Watch(_) => "WatchFailed",
+        }
+    }
+}
+
+/// One reconciler as long as it exists.
+pub struct Reconciler {
+    supervisor: Supervisor,
+    /// As it was last seen, with the status that we last wrote.
+    object: ClusterReconciler,
+    identity: Identity,
+    serving: Option<Serving>,
+    /// What came of the latest attempt, if it failed.
+    problem: Option<Error>,
+    /// The id of the revision that the spec asks for, if it could be fetched.
+    desired: Option<String>,
+}
+
+/// A revision that serves.
+struct Serving {
+    controller: Arc<Controller>,
+    /// What it runs under: a change of these needs new watches.
+    binding: Binding,
+    _watches: AbortOnDropHandle<()>,
+    workers: JoinHandle<()>,
+    stop: DropGuard,
+}
+
+/// A revision that watches, and does not reconcile yet.
+struct Started {
+    controller: Arc<Controller>,
+    watches: AbortOnDropHandle<()>,
+}
+
+/// What the watches of a controller are made for.
+#[derive(Clone, PartialEq)]
+struct Binding {
+    account: String,
+    selector: Selector,
+}
+
+impl Serving {
+    /// Lets the reconciles that run come to their end.
+    async fn end(self) {
+        drop(self.stop);
+        if let Err(error) = self.workers.await {
+            tracing::error!("the workers of a reconciler ended by a bug; please report it: {error}");
+        }
+    }
+}
+
+impl Reconciler {
+    /// The reconciler `object`.
+    pub fn new(supervisor: Supervisor, object: ClusterReconciler) -> Self {
+        let identity = Identity::cluster_reconciler(&object.name_any());
+        Self { supervisor, object, identity, serving: None, problem: None, desired: None }
+    }
+
+    /// Follows the reconciler as `specs` shows it, until `stop`.
+    pub async fn run(mut self, mut specs: watch::Receiver<ClusterReconciler>, stop: CancellationToken) {
+        let mut kinds = self.supervisor.kinds.subscribe();
+        let mut claims = self.supervisor.claims.changes();
+        let mut source = self.source();
+        let mut wait = RETRY.0;
+        loop {
+            self.bring_up(&mut specs).await;
+            self.publish().await;
+            let retry = self.problem.as_ref().map(|_| wait);
+            wait = if retry.is_some() { (wait * 2).min(RETRY.1) } else { RETRY.0 };
+            let mut retry = std::pin::pin!(async {
+                match retry {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            });
+            let (mut watching, mut rival) = self.signals();
+            // Until something says that there may be another revision to bring up.
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return self.end().await,
+                    Ok(()) = specs.changed() => {
+                        let object = specs.borrow_and_update().clone();
+                        let moved = object.spec.plugin != self.object.spec.plugin;
+                        self.renew(object);
+                        if moved {
+                            source = self.source();
+                        }
+                        wait = RETRY.0;
+                        break;
+                    }
+                    Some(()) = source.next() => { wait = RETRY.0; break; }
+                    Ok(()) = kinds.changed(), if self.problem.is_some() => { wait = RETRY.0; break; }
+                    () = &mut retry => break,
+                    Ok(()) = claims.changed() => {
+                        if let Some(serving) = &self.serving {
+                            serving.controller.wake_all();
+                        }
+                    }
+                    Some(()) = changed(&mut watching) => self.publish().await,
+                    Some(()) = changed(&mut rival) => self.publish().await,
+                }
+            }
+        }
+    }
+
+    /// Takes over a new spec. What does not belong to a revision holds at once.
+    fn renew(&mut self, object: ClusterReconciler) {
+        // The status is what we last wrote, which the watch may not have shown yet.
+        let status = self.object.status.take().or(object.status.clone());
+        self.object = ClusterReconciler { status, ..object };
+        let Some(serving) = &self.serving else { return };
+        if serving.binding.account != self.object.spec.service_account.user() {
+            // Not even what runs may go on as an account that is no longer named.
+            if let Some(serving) = self.serving.take() {
+                serving.workers.abort();
+            }
+            return;
+        }
+        let settings = self.settings();
+        if *serving.controller.context.settings() != settings {
+            let unpaused = serving.controller.context.settings().paused && !settings.paused;
+            serving.controller.context.set(settings);
+            if unpaused {
+                serving.controller.wake_all();
+            }
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings { limits: self.object.spec.limits.clone(), paused: self.object.spec.paused }
+    }
+
+    async fn end(self) {
+        self.supervisor.claims.remove(&self.object.name_any());
+        if let Some(serving) = self.serving {
+            serving.end().await;
+        }
+    }
+
+    /// Brings up the revision that the spec asks for, unless it serves already; and if there is none that serves, the last good one.
+    async fn bring_up(&mut self, specs: &mut watch::Receiver<ClusterReconciler>) {
+        let outcome = tokio::select! {
+            biased;
+            outcome = self.bring_up_desired() => outcome,
+            // What was begun is about a spec that no longer holds.
+            Ok(()) = specs.changed() => { specs.mark_changed(); return; }
+        };
+        match outcome {
+            Ok(()) => self.problem = None,
+            Err(error) => {
+                tracing::warn!(
+                    reason = error.reason(),
+                    "the desired revision does not serve: {}",
+                    telemetry::chain(&error)
+                );
+                self.problem = Some(error);
+                if self.serving.is_none() {
+                    self.fall_back().await;
+                }
+            }
+        }
+    }
+
+    async fn bring_up_desired(&mut self) -> Result<(), Error> {
+        self.desired = None;
+        let bytes = source::fetch(&self.supervisor.client, &self.object.spec.plugin).await?;
+        let material = Material { bytes, config: self.object.spec.config.clone() };
+        self.desired = Some(material.id());
+        self.serve(material).await
+    }
+
+    async fn fall_back(&mut self) {
+        let last_good = self.object.status.as_ref().and_then(|status| status.last_good_revision.clone());
+        let Some(last_good) = last_good.filter(|last_good| self.desired.as_ref() != Some(last_good)) else { return };
+        match self.history().find(&last_good).await {
+            Ok(Some(material)) => match self.serve(material).await {
+                Ok(()) => tracing::info!(revision = last_good, "the last good revision serves"),
+                Err(error) => tracing::warn!(
+                    revision = last_good,
+                    "the last good revision does not serve either: {}",
+                    telemetry::chain(&error)
+                ),
+            },
+            Ok(None) => tracing::warn!(revision = last_good, "the last good revision is not kept"),
+            Err(error) => tracing::warn!(revision = last_good, "failed to read the last good revision: {error}"),
+        }
+    }
+
+    /// Lets a revision serve: beside the one that does until it is ready, then in its place.
+    async fn serve(&mut self, material: Material) -> Result<(), Error> {
+        let spec = &self.object.spec;
+        let selector =
+            spec.selector.clone().map(Selector::try_from).transpose().map_err(Error::Selector)?.unwrap_or_default();
+        let binding = Binding { account: spec.service_account.user(), selector };
+        if let Some(serving) = &self.serving
+            && serving.controller.context.revision().id == material.id()
+            && serving.binding == binding
+        {
+            return Ok(());
+        }
+        let revision = material.load(&self.supervisor.engine, spec.limits.of_a_call()).await?;
+        let client = self.impersonate(&binding.account)?;
+        let (parent_kind, child_kinds) = self.resolve(&client, &revision).await?;
+        if let Some(serving) = &self.serving
+            && serving.controller.context.parent_kind.group_kind() != parent_kind.group_kind()
+        {
+            return Err(Error::ParentKindChanged {
+                from: serving.controller.context.parent_kind.clone(),
+                to: parent_kind,
+            });
+        }
+        self.note_kinds(&child_kinds).await?;
+
+        let revision = Arc::new(revision);
+        let in_place = self.serving.as_ref().filter(|serving| {
+            let context = &serving.controller.context;
+            serving.binding == binding
+                && context.parent_kind == parent_kind
+                && child_kinds.iter().all(|kind| context.child_kinds.contains(kind))
+        });
+        if let Some(serving) = in_place {
+            serving.controller.context.swap(revision.clone());
+            serving.controller.wake_all();
+        } else {
+            let started =
+                self.start(client, binding.selector.clone(), parent_kind, child_kinds, revision.clone()).await?;
+            self.go(started, binding);
+        }
+        tracing::info!(revision = revision.id, "the revision serves");
+        if let Err(error) =
+            self.history().keep(&material, usize::try_from(self.object.spec.revision_history_limit).unwrap_or(5)).await
+        {
+            tracing::warn!(
+                "failed to keep the revision, a restart could not fall back to it (see `pilothouse manifests`): {error}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Watches for a revision; it does not reconcile yet.
+    async fn start(
+        &self,
+        client: Client,
+        selector: Selector,
+        parent_kind: Kind,
+        child_kinds: Vec<Kind>,
+        revision: Arc<Revision>,
+    ) -> Result<Started, Error> {
+        let context = Context {
+            name: self.object.name_any(),
+            identity: self.identity.clone(),
+            client,
+            claims: self.supervisor.claims.clone(),
+            revision: revision.into(),
+            settings: Arc::new(self.settings()).into(),
+            parent_kind,
+            selector,
+            parents: Store::default(),
+            children: child_kinds.iter().map(|_| Store::default()).collect(),
+            child_kinds,
+            memory: std::sync::Mutex::default(),
+            events: self.supervisor.events.clone(),
+            rival: watch::Sender::default(),
+        };
+        let controller = Arc::new(Controller::new(Arc::new(context)));
+        let watches = AbortOnDropHandle::new(tokio::spawn(controller.clone().watch().in_current_span()));
+        // Without one that serves there is nothing to keep: the watches go on trying, and their state is told.
+        if self.serving.is_some() {
+            let mut watching = controller.watching();
+            let synced = tokio::time::timeout(LISTING, watching.wait_for(|watching| watching.synced)).await.is_ok();
+            if !synced {
+                return Err(Error::Watch(failures(&controller.watching().borrow())));
+            }
+        }
+        Ok(Started { controller, watches })
+    }
+
+    /// Lets what was started serve, once the former one has come to its end.
+    fn go(&mut self, started: Started, binding: Binding) {
+        let Started { controller, watches } = started;
+        let context = &controller.context;
+        self.supervisor.claims.set(Claim {
+            name: context.name.clone(),
+            created: self
+                .object
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0.to_string())
+                .unwrap_or_default(),
+            kind: context.parent_kind.group_kind(),
+            selector: context.selector.clone(),
+        });
+        let stop = CancellationToken::new();
+        let slots = self.supervisor.slots.clone();
+        let work = controller.clone().work(slots, self.supervisor.total_slots, stop.clone());
+        let former = self.serving.take();
+        let work = async move {
+            // No parent is reconciled by two at a time.
+            if let Some(former) = former {
+                former.end().await;
+            }
+            work.await;
+        };
+        let workers = tokio::spawn(work.in_current_span());
+        self.serving = Some(Serving { controller, binding, _watches: watches, workers, stop: stop.drop_guard() });
+    }
+
+    fn impersonate(&self, account: &str) -> Result<Client, Error> {
+        let mut config = self.supervisor.config.clone();
+        config.auth_info.impersonate = Some(account.to_owned());
+        Client::try_from(config).map_err(Error::Client)
+    }
+
+    /// The kinds of a revision, and those that earlier ones may have left something of.
+    async fn resolve(&self, client: &Client, revision: &Revision) -> Result<(Kind, Vec<Kind>), Error> {
+        let description = revision.plugin.description();
+        let parent_kind = resolve(client, &description.parent).await?;
+        let mut child_kinds = Vec::new();
+        for kind in &description.children {
+            child_kinds.push(resolve(client, kind).await?);
+        }
+        let applied = self.object.status.iter().flat_map(|status| &status.applied_kinds);
+        for kind in applied.filter(|kind| !description.children.contains(kind)) {
+            match resolve(client, kind).await {
+                Ok(kind) => child_kinds.push(kind),
+                // No longer served: then there is nothing left of it.
+                Err(Error::KindMissing(..)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        child_kinds.sort_by(|a, b| (&a.api.kind, &a.api.api_version).cmp(&(&b.api.kind, &b.api.api_version)));
+        child_kinds.dedup();
+        Ok((parent_kind, child_kinds))
+    }
+
+    /// Notes the kinds in the status, before the first child of one is made.
+    async fn note_kinds(&mut self, kinds: &[Kind]) -> Result<(), Error> {
+        let mut status = self.object.status.clone().unwrap_or_default();
+        let noted: BTreeSet<_> = kinds.iter().map(Kind::name).collect();
+        status.applied_kinds = noted.into_iter().collect();
+        self.write(status).await.map_err(Error::Status)
+    }
+
+    fn history(&self) -> History {
+        History::new(
+            self.supervisor.client.clone(),
+            &self.object.spec.plugin.config_map.namespace,
+            self.identity.clone(),
+        )
+    }
+
+    /// Tells when the ConfigMap of the plugin has changed.
+    fn source(&self) -> std::pin::Pin<Box<dyn Stream<Item = ()> + Send>> {
+        let ConfigMapRef { namespace, name, .. } = &self.object.spec.plugin.config_map;
+        let api = Api::<PartialObjectMeta<ConfigMap>>::namespaced(self.supervisor.client.clone(), namespace);
+        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let mut version = None;
+        let changes = watcher(api, config).default_backoff().filter_map(move |event| {
+            let news = match event {
+                // The first sight of it counts: it may have changed since it was fetched.
+                Ok(watcher::Event::Apply(map) | watcher::Event::InitApply(map)) => {
+                    let now = map.resource_version();
+                    std::mem::replace(&mut version, now.clone()) != now
+                }
+                Ok(watcher::Event::Delete(_)) => true,
+                Ok(watcher::Event::Init | watcher::Event::InitDone) => false,
+                Err(error) => {
+                    tracing::debug!("cannot watch the plugin's ConfigMap: {}", telemetry::chain(&error));
+                    false
+                }
+            };
+            std::future::ready(news.then_some(()))
+        });
+        Box::pin(changes.chain(stream::pending()))
+    }
+
+    fn signals(&self) -> (Option<watch::Receiver<Watching>>, Option<watch::Receiver<Option<String>>>) {
+        let controller = self.serving.as_ref().map(|serving| &serving.controller);
+        (
+            controller.map(|controller| controller.watching()),
+            controller.map(|controller| controller.context.rival.subscribe()),
+        )
+    }
+
+    /// Tells on the reconciler how it is.
+    async fn publish(&mut self) {
+        let mut status = self.object.status.clone().unwrap_or_default();
+        status.observed_generation = self.object.metadata.generation;
+        status.desired_revision.clone_from(&self.desired);
+        status.active_revision = None;
+        let watching = self.serving.as_ref().map(|serving| serving.controller.watching().borrow().clone());
+        if let Some(serving) = &self.serving {
+            let context = &serving.controller.context;
+            let revision = context.revision();
+            let api = &context.parent_kind.api;
+            status.parent_kind =
+                Some(format!("{}.{}.{}", api.kind, api.version, api.group).trim_end_matches('.').to_owned());
+            status.finalizer = revision.plugin.has_finalizer().then(|| context.finalizer());
+            status.last_good_revision = Some(revision.id.clone());
+            status.active_revision = Some(revision.id.clone());
+        }
+        let rival = self.serving.as_ref().and_then(|serving| serving.controller.context.rival.borrow().clone());
+        self.set_conditions(&mut status, watching.as_ref(), rival.as_deref());
+        if let Err(error) = self.write(status).await {
+            tracing::warn!("failed to write the status of the reconciler: {}", telemetry::chain(&error));
+        }
+    }
+
+    fn set_conditions(&self, status: &mut ClusterReconcilerStatus, watching: Option<&Watching>, rival: Option<&str>) {
+        let problem = self.problem.as_ref().map(|error| (error.reason(), telemetry::chain(error)));
+        let ok = |reason: &'static str| ("True", reason, String::new());
+        let loaded = match (&problem, &self.serving) {
+            (None, _) => ok("Loaded"),
+            (Some((reason, message)), _) => ("False", *reason, message.clone()),
+        };
+        let (permitted, watched) = match watching {
+            None => (("Unknown", "NotLoaded", String::new()), ("Unknown", "NotLoaded", String::new())),
+            Some(watching) => {
+                let forbidden = watching.failing.values().find(|failure| failure.forbidden);
+                let permitted = forbidden.map_or_else(
+                    || ok("Permitted"),
+                    |failure| {
+                        let remedy = "grant it to the service account; see `pilothouse manifests`";
+                        ("False", "Forbidden", format!("{}; {remedy}", failure.message))
+                    },
+                );
+                let watched = match (watching.failing.is_empty(), watching.synced) {
+                    (false, _) => ("False", "WatchFailed", failures(watching)),
+                    (true, false) => ("Unknown", "Listing", String::new()),
+                    (true, true) => ok("Watching"),
+                };
+                (permitted, watched)
+            }
+        };
+        let degraded = match (&problem, &self.serving) {
+            (Some((reason, message)), Some(serving)) => {
+                ("True", *reason, format!("revision {} serves: {message}", serving.controller.context.revision().id))
+            }
+            _ => ("False", "AsDesired", String::new()),
+        };
+        // Ready: something serves, and sees all that it has to see.
+        let serving = if self.serving.is_some() { ok("Loaded") } else { loaded.clone() };
+        let missing = [&serving, &permitted, &watched].into_iter().find(|condition| condition.0 != "True");
+        let ready = missing.map_or_else(|| ok("Ready"), |missing| ("False", missing.1, missing.2.clone()));
+        let conflict = match rival {
+            None => ("False", "NoConflict", String::new()),
+            Some(rival) => (
+                "True",
+                "OlderReconciler",
+                format!("ClusterReconciler {rival} is older and reconciles some of the parents"),
+            ),
+        };
+        let all = [
+            ("Loaded", loaded),
+            ("Permitted", permitted),
+            ("Watching", watched),
+            ("Ready", ready),
+            ("Degraded", degraded),
+            ("Conflict", conflict),
+        ];
+        for (kind, (value, reason, message)) in all {
+            set_condition(status, self.object.metadata.generation, kind, value, reason, message);
+        }
+    }
+
+    /// Writes the status if it differs from what we last wrote.
+    async fn write(&mut self, status: ClusterReconcilerStatus) -> Result<(), kube::Error> {
+        if self.object.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let api = Api::<ClusterReconciler>::all(self.supervisor.client.clone());
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let mut body = json!({"metadata": {"uid": self.object.uid()}, "status": status});
+        // A merge patch removes by name only.
+        for (name, gone) in [
+            ("activeRevision", status.active_revision.is_none()),
+            ("desiredRevision", status.desired_revision.is_none()),
+            ("finalizer", status.finalizer.is_none()),
+        ] {
+            if gone {
+                body["status"][name] = serde_json::Value::Null;
+            }
+        }
+        api.patch_status(&self.object.name_any(), &params, &Patch::Merge(&body)).await?;
+        self.object.status = Some(status);
+        Ok(())
+    }
+}
+
+/// Resolves when the value has changed; never, if there is nothing to watch.
+async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) -> Option<()> {
+    match receiver {
+        Some(receiver) => receiver.changed().await.ok(),
+        None => std::future::pending().await,
+    }
+}
+
+fn failures(watching: &Watching) -> String {
+    let failures: Vec<_> =
+        watching.failing.iter().map(|(kind, failure)| format!("{kind}: {}", failure.message)).collect();
+    if failures.is_empty() { "the first list takes too long".to_owned() } else { failures.join("; ") }
+}
+
+/// How the API server serves a kind.
+async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
+    let gvk = name.gvk().map_err(|error| Error::KindName(name.clone(), error))?;
+    let served = discovery::pinned_kind(client, &gvk).await;
+    let (api, capabilities) = served.map_err(|error| Error::KindMissing(name.clone(), error))?;
+    let has_status = capabilities
+        .subresources
+        .iter()
+        .any(|(subresource, _)| subresource.plural == "status" || subresource.plural.ends_with("/status"));
+    Ok(Kind { api, namespaced: capabilities.scope == Scope::Namespaced, has_status })
+}
+
+fn set_condition(
+    status: &mut ClusterReconcilerStatus,
+    generation: Option<i64>,
+    kind: &str,
+    value: &str,
+    reason: &str,
+    message: String,
+) {
+    let before = status.conditions.iter().position(|condition| condition.type_ == kind);
+    let since = before.map(|place| &status.conditions[place]).filter(|before| before.status == value);
+    let since = since.map_or_else(|| Time(Timestamp::now()), |before| before.last_transition_time.clone());
+    let condition = Condition {
+        type_: kind.to_owned(),
+        status: value.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: since,
+        observed_generation: generation,
+    };
+    match before {
+        Some(place) => status.conditions[place] = condition,
+        None => status.conditions.push(condition),
+    }
+}

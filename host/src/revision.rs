@@ -1,0 +1,128 @@
+//! A revision: one plugin and one config, loaded. And how it is kept in the cluster, so that a host that starts while the latest
+//! plugin is broken can serve the last good one.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use k8s_openapi::{
+    api::apps::v1::ControllerRevision,
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    identity::{self, Identity, RECONCILER_LABEL},
+    plugin::{CallLimits, Engine, LoadError, Plugin},
+};
+
+/// What a revision is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Material {
+    /// The component.
+    pub bytes: Vec<u8>,
+    /// `spec.config` of the reconciler.
+    pub config: Map<String, Value>,
+}
+
+/// A plugin with its config, ready to be called.
+pub struct Revision {
+    /// Digest of plugin and config.
+    pub id: String,
+    /// The plugin.
+    pub plugin: Plugin,
+    /// The config, as JSON.
+    pub config: String,
+}
+
+impl Material {
+    /// The digest of plugin and config: what makes a revision another one.
+    pub fn id(&self) -> String {
+        let config = Value::from(self.config.clone());
+        let digest = Sha256::new_with_prefix(Sha256::digest(&self.bytes)).chain_update(config.to_string()).finalize();
+        identity::hex(&digest, 6)
+    }
+
+    /// Loads the plugin.
+    ///
+    /// # Errors
+    /// If it is no plugin that this host can serve.
+    pub async fn load(&self, engine: &Arc<Engine>, limits: CallLimits) -> Result<Revision, LoadError> {
+        let plugin = Plugin::load(engine, self.bytes.clone(), limits).await?;
+        Ok(Revision { id: self.id(), plugin, config: Value::from(self.config.clone()).to_string() })
+    }
+}
+
+/// The revisions of one reconciler that are kept in the cluster, as ControllerRevisions beside its plugin.
+pub struct History {
+    api: Api<ControllerRevision>,
+    identity: Identity,
+}
+
+/// The data of a ControllerRevision of ours.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Kept {
+    /// The component, base64: a ConfigMap changes under its name, so a reference would not do.
+    component: String,
+    config: Map<String, Value>,
+}
+
+impl History {
+    /// The history in `namespace`, read and written as the host.
+    pub fn new(client: Client, namespace: &str, identity: Identity) -> Self {
+        Self { api: Api::namespaced(client, namespace), identity }
+    }
+
+    /// What the revision `id` was made of, if it is kept.
+    ///
+    /// # Errors
+    /// If the API server does not say.
+    pub async fn find(&self, id: &str) -> Result<Option<Material>, kube::Error> {
+        let kept = self.api.get_opt(&self.name(id)).await?;
+        let kept: Option<Kept> = kept.and_then(|kept| serde_json::from_value(kept.data?.0).ok());
+        let material = kept.and_then(|kept| {
+            Some(Material { bytes: BASE64_STANDARD.decode(kept.component).ok()?, config: kept.config })
+        });
+        // Somebody may have changed it; then it is not what served.
+        Ok(material.filter(|material| material.id() == id))
+    }
+
+    /// Keeps a revision that serves, and forgets the oldest ones beyond `limit` others.
+    ///
+    /// # Errors
+    /// If the API server refuses; nothing depends on it but falling back.
+    pub async fn keep(&self, material: &Material, limit: usize) -> Result<(), kube::Error> {
+        let name = self.name(&material.id());
+        let selector = ListParams::default().labels(&format!("{RECONCILER_LABEL}={}", self.identity.label()));
+        let mut kept = self.api.list(&selector).await?.items;
+        if !kept.iter().any(|revision| revision.name_any() == name) {
+            let data = Kept { component: BASE64_STANDARD.encode(&material.bytes), config: material.config.clone() };
+            let revision = ControllerRevision {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    labels: Some(BTreeMap::from([(RECONCILER_LABEL.to_owned(), self.identity.label().to_owned())])),
+                    ..ObjectMeta::default()
+                },
+                revision: kept.iter().map(|revision| revision.revision).max().unwrap_or_default() + 1,
+                data: serde_json::to_value(data).ok().map(RawExtension),
+            };
+            self.api.create(&PostParams::default(), &revision).await?;
+        }
+        kept.retain(|revision| revision.name_any() != name);
+        kept.sort_by_key(|revision| std::cmp::Reverse(revision.revision));
+        for old in kept.iter().skip(limit) {
+            self.api.delete(&old.name_any(), &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    fn name(&self, id: &str) -> String {
+        format!("{}-{id}", self.identity.label())
+    }
+}
