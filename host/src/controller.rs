@@ -207,7 +207,7 @@ impl Controller {
                 }
                 watcher::Event::Apply(object) => {
                     self.well(kind);
-                    store.apply(object.with_kind(&kind.api)).into_iter().collect()
+                    store.show(object.with_kind(&kind.api)).into_iter().collect()
                 }
                 watcher::Event::Delete(object) => store.delete(&object).into_iter().collect(),
             };

@@ -49,6 +49,9 @@ pub struct ClusterReconcilerSpec {
     /// Reconcile nothing, and clean up nothing, until this is false again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
+    /// What happens to the parents that wait for this reconciler's cleanup when it is deleted itself.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
     /// How many revisions are kept besides the active one, to fall back to.
     #[serde(default = "default_history")]
     #[schemars(with = "i32", range(min = 1))]
@@ -57,6 +60,16 @@ pub struct ClusterReconcilerSpec {
 
 fn default_history() -> u32 {
     5
+}
+
+/// What happens to the finalizers of a reconciler that is deleted.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+pub enum DeletionPolicy {
+    /// They are taken off, without cleanup; children stay.
+    #[default]
+    Release,
+    /// The reconciler stays, and works, until the last parent that carries its finalizer is gone.
+    Block,
 }
 
 /// Where a plugin comes from.

@@ -250,17 +250,28 @@ async fn leave(context: &Context, key: &ParentKey) -> Next {
         }
     };
     let Some(left) = left.filter(|left| left.finalizers().contains(&context.finalizer())) else { return Next::Forget };
-    match finalizer::remove(&api, &left, &context.finalizer()).await {
-        Ok(_) => {
-            // Its children stay, and go with it when it is deleted.
-            tracing::info!("released: the parent is no longer selected by this reconciler");
-            Next::Forget
-        }
-        Err(finalizer::Error::Gone(_)) => Next::Forget,
+    match release(context, &left).await {
+        Ok(()) => Next::Forget,
         Err(error) => {
             tracing::debug!("not released: {}", telemetry::chain(&error));
             Next::Failed(None)
         }
+    }
+}
+
+/// Takes our finalizer off a parent without cleanup. Its children stay, and go with it when it is deleted.
+///
+/// # Errors
+/// If it could not be written, also because the parent has changed since.
+pub async fn release(context: &Context, parent: &Object) -> Result<(), finalizer::Error> {
+    match finalizer::remove(&context.parent_api(&parent.key()), parent, &context.finalizer()).await {
+        Ok(answer) => {
+            tracing::info!(parent = %parent.key(), "released");
+            context.parents.apply(answer);
+            Ok(())
+        }
+        Err(finalizer::Error::Gone(_)) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

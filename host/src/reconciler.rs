@@ -2,6 +2,7 @@
 //!
 //! A revision comes up beside the one that serves: fetched, loaded, asked what it is, its kinds resolved, listed and watched. Only
 //! then is it swapped in; a step that fails leaves the last good one serving, and condition `Degraded` says which step and why.
+//! A reconciler that is deleted releases its parents first, or nobody would ever take its finalizer off them (`C16`).
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -15,25 +16,22 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{PartialObjectMeta, Patch, PatchParams},
     core::Selector,
-    discovery::{self, Scope},
+    discovery::{self, ApiResource, Scope},
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::AbortOnDropHandle,
-};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
 use crate::{
     claims::Claim,
     controller::{Controller, Watching},
-    crd::{ClusterReconciler, ClusterReconcilerStatus, ConfigMapRef},
+    crd::{ClusterReconciler, ClusterReconcilerStatus, ConfigMapRef, DeletionPolicy},
     identity::Identity,
-    object::Kind,
+    object::{Kind, Object},
     plugin::{self, describe::KindName},
-    reconcile::{Context, Settings},
+    reconcile::{self, Context, Settings, finalizer},
     revision::{History, Material, Revision},
     source,
     store::Store,
@@ -46,6 +44,8 @@ use crate::{
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long the kinds of a new revision may take to be listed before it is given up, and tried again.
 const LISTING: Duration = Duration::from_secs(30);
+/// The finalizer on a reconciler whose parents carry finalizers.
+const RELEASE: &str = "pilothouse.dev/release";
 /// Who writes the status of reconcilers.
 const FIELD_MANAGER: &str = "pilothouse";
 
@@ -70,6 +70,17 @@ enum Error {
     Status(#[source] kube::Error),
     #[error("its kinds cannot be watched: {0}")]
     Watch(String),
+    #[error("failed to write the finalizer of the reconciler, or of a parent that it releases")]
+    Finalizer(#[from] finalizer::Error),
+    #[error(
+        "{0} parents still carry the finalizer of this reconciler, and spec.deletionPolicy is Block; delete them first"
+    )]
+    Blocked(usize),
+    #[error(
+        "its parents cannot be released, since nothing serves that could see them; mend the reconciler, or remove its finalizer by \
+         hand, and {0} from its parents"
+    )]
+    CannotRelease(String),
 }
 
 impl Error {
@@ -85,6 +96,9 @@ impl Error {
             Self::Client(_) => "ClientFailed",
             Self::Status(_) => "StatusNotWritten",
             Self::Watch(_) => "WatchFailed",
+            Self::Finalizer(_) => "FinalizerNotWritten",
+            Self::Blocked(_) => "DeletionBlocked",
+            Self::CannotRelease(_) => "CannotRelease",
         }
     }
 }
@@ -108,8 +122,8 @@ struct Serving {
     /// What it runs under: a change of these needs new watches.
     binding: Binding,
     _watches: AbortOnDropHandle<()>,
-    workers: JoinHandle<()>,
-    stop: DropGuard,
+    workers: Option<JoinHandle<()>>,
+    stop: CancellationToken,
 }
 
 /// A revision that watches, and does not reconcile yet.
@@ -126,10 +140,12 @@ struct Binding {
 }
 
 impl Serving {
-    /// Lets the reconciles that run come to their end.
-    async fn end(self) {
-        drop(self.stop);
-        if let Err(error) = self.workers.await {
+    /// Begins no more reconciles, and lets those that run come to their end.
+    async fn halt(&mut self) {
+        self.stop.cancel();
+        if let Some(workers) = self.workers.take()
+            && let Err(error) = workers.await
+        {
             tracing::error!("the workers of a reconciler ended by a bug; please report it: {error}");
         }
     }
@@ -197,8 +213,8 @@ impl Reconciler {
         let Some(serving) = &self.serving else { return };
         if serving.binding.account != self.object.spec.service_account.user() {
             // Not even what runs may go on as an account that is no longer named.
-            if let Some(serving) = self.serving.take() {
-                serving.workers.abort();
+            if let Some(workers) = self.serving.take().and_then(|serving| serving.workers) {
+                workers.abort();
             }
             return;
         }
@@ -218,8 +234,8 @@ impl Reconciler {
 
     async fn end(self) {
         self.supervisor.claims.remove(&self.object.name_any());
-        if let Some(serving) = self.serving {
-            serving.end().await;
+        if let Some(mut serving) = self.serving {
+            serving.halt().await;
         }
     }
 
@@ -248,11 +264,61 @@ impl Reconciler {
     }
 
     async fn bring_up_desired(&mut self) -> Result<(), Error> {
+        if self.object.metadata.deletion_timestamp.is_some() {
+            return self.release_parents().await;
+        }
         self.desired = None;
         let bytes = source::fetch(&self.supervisor.client, &self.object.spec.plugin).await?;
         let material = Material { bytes, config: self.object.spec.config.clone() };
         self.desired = Some(material.id());
         self.serve(material).await
+    }
+
+    /// The last thing that a reconciler does.
+    async fn release_parents(&mut self) -> Result<(), Error> {
+        if !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {
+            return Ok(());
+        }
+        if self.serving.is_none() {
+            self.fall_back().await;
+        }
+        let finalizer = self.identity.finalizer();
+        let Some(serving) = &mut self.serving else { return Err(Error::CannotRelease(finalizer)) };
+        let controller = serving.controller.clone();
+        let context = &controller.context;
+        let mut watching = controller.watching();
+        if tokio::time::timeout(LISTING, watching.wait_for(|watching| watching.synced)).await.is_err() {
+            return Err(Error::CannotRelease(finalizer));
+        }
+        let waiting = || context.parents.all().into_iter().filter(|parent| parent.finalizers().contains(&finalizer));
+        match self.object.spec.deletion_policy {
+            DeletionPolicy::Block if waiting().next().is_some() => return Err(Error::Blocked(waiting().count())),
+            DeletionPolicy::Block => {}
+            DeletionPolicy::Release => {
+                serving.halt().await;
+                for parent in waiting() {
+                    reconcile::release(context, &parent).await?;
+                }
+            }
+        }
+        self.write_finalizer(false).await
+    }
+
+    /// Sees to it that this reconciler is not gone before its parents are released, or lets it go.
+    async fn write_finalizer(&mut self, wanted: bool) -> Result<(), Error> {
+        let api =
+            Api::<Object>::all_with(self.supervisor.client.clone(), &ApiResource::erase::<ClusterReconciler>(&()));
+        let fresh = api.get_opt(&self.object.name_any()).await.map_err(finalizer::Error::Request)?;
+        let Some(fresh) = fresh.filter(|fresh| Some(fresh.uid()) == self.object.uid().as_deref()) else {
+            return Ok(());
+        };
+        let has = fresh.finalizers().iter().any(|finalizer| finalizer == RELEASE);
+        match (has, wanted) {
+            (false, true) => drop(finalizer::add(&api, &fresh, RELEASE).await?),
+            (true, false) => drop(finalizer::remove(&api, &fresh, RELEASE).await?),
+            _ => {}
+        }
+        Ok(())
     }
 
     async fn fall_back(&mut self) {
@@ -296,6 +362,9 @@ impl Reconciler {
             });
         }
         self.note_kinds(&child_kinds).await?;
+        if revision.plugin.has_finalizer() && !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {
+            self.write_finalizer(true).await?;
+        }
 
         let revision = Arc::new(revision);
         let in_place = self.serving.as_ref().filter(|serving| {
@@ -383,13 +452,13 @@ impl Reconciler {
         let former = self.serving.take();
         let work = async move {
             // No parent is reconciled by two at a time.
-            if let Some(former) = former {
-                former.end().await;
+            if let Some(mut former) = former {
+                former.halt().await;
             }
             work.await;
         };
         let workers = tokio::spawn(work.in_current_span());
-        self.serving = Some(Serving { controller, binding, _watches: watches, workers, stop: stop.drop_guard() });
+        self.serving = Some(Serving { controller, binding, _watches: watches, workers: Some(workers), stop });
     }
 
     fn impersonate(&self, account: &str) -> Result<Client, Error> {

@@ -1,10 +1,10 @@
 //! The objects of one kind that the host has seen, kept up to date by a watch and found by name, UID or owner.
 //!
 //! One watch feeds a store; reconciles read it and lay their own writes over it, so that a pass sees what the one before
-//! it wrote, whether or not the watch has shown it yet (`cases.md` C37 in the design's terms: a stale cache creates nothing twice).
+//! it wrote, whether or not the watch has shown it yet (`C37`: a stale cache makes nothing twice).
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -25,7 +25,13 @@ struct State {
     by_owner: HashMap<String, BTreeSet<ObjectKey>>,
     /// During a list: what it has brought so far.
     listed: Option<HashSet<ObjectKey>>,
+    /// UIDs that the watch has shown to be gone, and the same in order, the latest last.
+    gone: HashSet<String>,
+    gone_in_order: VecDeque<String>,
 }
+
+/// How many deletions are remembered: far more than there are answers under way at any time.
+const REMEMBERED_DELETIONS: usize = 1024;
 
 /// A change that a watch event made to the store: the states before and after.
 #[derive(Debug)]
@@ -97,6 +103,7 @@ impl Store {
         if let Some(listed) = &mut state.listed {
             listed.insert(object.key());
         }
+        state.gone.remove(object.uid());
         state.insert(object)
     }
 
@@ -105,21 +112,34 @@ impl Store {
         let mut state = self.write();
         let listed = state.listed.take().unwrap_or_default();
         let gone: Vec<_> = state.objects.keys().filter(|key| !listed.contains(key)).cloned().collect();
-        let changes = gone.iter().filter_map(|key| state.remove(key)).collect();
+        let changes: Vec<_> = gone.iter().filter_map(|key| state.remove(key)).collect();
+        for gone in changes.iter().filter_map(|change| change.before.as_ref()) {
+            state.bury(gone.uid());
+        }
         drop(state);
         self.synced.send_replace(true);
         changes
     }
 
-    /// The watch, or an answer to a write of ours, shows this state. An older one than is known is dropped, and so is the
-    /// echo of a write: neither is a change.
+    /// The watch shows this state. An older one than is known is dropped, and so is the echo of a write of ours: neither
+    /// is a change.
+    pub fn show(&self, object: Object) -> Option<Change> {
+        let mut state = self.write();
+        state.gone.remove(object.uid());
+        state.insert(object)
+    }
+
+    /// An answer of the API server shows this state, maybe before the watch does. Not if the watch has shown already that the object is
+    /// gone or no longer selected: it would stay for ever, since nothing more is going to be told of it.
     pub fn apply(&self, object: Object) -> Option<Change> {
-        self.write().insert(object)
+        let mut state = self.write();
+        if state.gone.contains(object.uid()) { None } else { state.insert(object) }
     }
 
     /// The watch shows that this object was deleted.
     pub fn delete(&self, object: &Object) -> Option<Change> {
         let mut state = self.write();
+        state.bury(object.uid());
         let key = object.key();
         // A later object of the same name stays.
         if state.objects.get(&key).is_some_and(|known| known.uid() != object.uid()) {
@@ -151,6 +171,17 @@ impl State {
         }
         self.objects.insert(key, object.clone());
         Some(Change { before, after: Some(object) })
+    }
+
+    fn bury(&mut self, uid: &str) {
+        if self.gone.insert(uid.to_owned()) {
+            self.gone_in_order.push_back(uid.to_owned());
+        }
+        if self.gone_in_order.len() > REMEMBERED_DELETIONS
+            && let Some(oldest) = self.gone_in_order.pop_front()
+        {
+            self.gone.remove(&oldest);
+        }
     }
 
     fn remove(&mut self, key: &ObjectKey) -> Option<Change> {
@@ -217,6 +248,17 @@ mod tests {
         assert_eq!(gone[0].before.as_ref().unwrap().name(), "old");
         assert!(store.is_synced());
         assert_eq!(names(&store.owned_by("p1")), ["new"]);
+    }
+
+    #[test]
+    fn a_late_answer_does_not_bring_back_what_the_watch_has_shown_to_be_gone() {
+        let store = Store::default();
+        store.show(object("a", "u1", 1, "p1"));
+        store.delete(&object("a", "u1", 2, "p1"));
+        assert!(store.apply(object("a", "u1", 3, "p1")).is_none());
+        assert!(store.is_empty());
+        assert!(store.show(object("a", "u1", 4, "p1")).is_some(), "it is selected again");
+        assert!(store.apply(object("a", "u1", 5, "p1")).is_some());
     }
 
     #[test]

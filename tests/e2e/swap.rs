@@ -337,3 +337,29 @@ async fn the_oldest_reconciler_has_a_parent_and_one_that_leaves_the_selection_is
     gone(&ns.widgets(), "plain").await;
     host.terminate();
 }
+
+#[tokio::test]
+async fn c16_a_deleted_reconciler_releases_its_parents_and_leaves_their_children() {
+    let cluster = Cluster::start();
+    let host = cluster.run_host();
+    let ns = cluster.namespace("uninstalled").await;
+    for name in ["a", "b"] {
+        ns.widget(name, json!({"reply": {"children": [config_map(name, "1")]}, "cleanup": {"waitingMs": 60000}})).await;
+        synced(&ns.widgets(), name).await;
+    }
+    // One is being cleaned up at that moment.
+    delete(&ns.widgets(), "b", PropagationPolicy::Background).await;
+
+    patch_reconciler(&cluster, "mirror", &json!({"deletionPolicy": "Block"}));
+    cluster.kubectl(&["delete", "crec", "mirror", "--wait=false"]);
+    let message = told(&ns, "mirror", "Degraded", "True", "DeletionBlocked").await;
+    assert!(message.contains("2 parents"), "{message}");
+
+    patch_reconciler(&cluster, "mirror", &json!({"deletionPolicy": "Release"}));
+    gone(&reconcilers(&ns), "mirror").await;
+    gone(&ns.widgets(), "b").await;
+    let parent = get(&ns.widgets(), "a").await.expect("it stays");
+    assert_eq!(our_finalizers(&parent), Vec::<String>::new());
+    assert!(get(&ns.config_maps(), "a").await.is_some());
+    host.terminate();
+}

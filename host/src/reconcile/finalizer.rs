@@ -54,14 +54,14 @@ pub enum Error {
 }
 
 /// Puts the finalizer on; the answer is the parent as it is from then on.
-pub(super) async fn add(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
+pub(crate) async fn add(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
     let mut finalizers = parent.finalizers().to_vec();
     finalizers.push(finalizer.to_owned());
     write(api, parent, finalizers).await
 }
 
 /// Takes the finalizer off.
-pub(super) async fn remove(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
+pub(crate) async fn remove(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
     let finalizers = parent.finalizers().iter().filter(|entry| *entry != finalizer).cloned().collect();
     write(api, parent, finalizers).await
 }
