@@ -241,21 +241,23 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
 /// A parent that is not ours, or no longer: it is gone, it has left the selection, or an older reconciler has it. If our finalizer
 /// is still on it, nobody else would ever take it off.
 async fn leave(context: &Context, key: &ParentKey) -> Next {
-    let api = context.parent_api(&key.object);
-    let left = match api.get_opt(&key.object.name).await {
-        Ok(left) => left.filter(|left| left.uid() == key.uid),
-        Err(error) => {
-            tracing::warn!("failed to read a parent that has left: {error}");
-            return Next::Failed(None);
-        }
-    };
-    let Some(left) = left.filter(|left| left.finalizers().contains(&context.finalizer())) else { return Next::Forget };
-    match release(context, &left).await {
+    match try_leave(context, key).await {
         Ok(()) => Next::Forget,
         Err(error) => {
-            tracing::debug!("not released: {}", telemetry::chain(&error));
+            tracing::debug!("not released yet: {}", telemetry::chain(&error));
+            // Or the next turn would not know that there is something to do.
+            context.note_finalizer(&key.uid);
             Next::Failed(None)
         }
+    }
+}
+
+async fn try_leave(context: &Context, key: &ParentKey) -> Result<(), Error> {
+    let left = context.parent_api(&key.object).get_opt(&key.object.name).await.map_err(Error::Read)?;
+    let finalizer = context.finalizer();
+    match left.filter(|left| left.uid() == key.uid && left.finalizers().contains(&finalizer)) {
+        Some(left) => Ok(release(context, &left).await?),
+        None => Ok(()),
     }
 }
 
