@@ -258,9 +258,8 @@ end() {
 uninstall() {
   local left
   say "" "Removing what the demo has made in your cluster."
-  kubectl delete myapps --all --wait=false >/dev/null 2>&1
-  host_is_alive && kubectl wait --for delete myapps --all --timeout 30s >/dev/null 2>&1
-  release
+  delete_all myapps
+  delete_all clusterreconcilers
   kubectl delete namespace "$namespace" --ignore-not-found --timeout 120s
   [[ ! -s manifests.yaml ]] || kubectl delete -f manifests.yaml --ignore-not-found --timeout 120s
   kubectl delete -f host.yaml --ignore-not-found --timeout 120s
@@ -269,11 +268,14 @@ uninstall() {
   if [[ -z $left ]]; then say "Nothing is left."; else say "Still there, please look at it:" "$left"; fi
 }
 
-# Without a host nobody takes our finalizer off. MyApp makes nothing outside the cluster, so this may.
-release() {
-  local app
-  for app in $(kubectl get myapps -o name 2>/dev/null); do
-    kubectl patch "$app" --type merge --patch '{"metadata":{"finalizers":null}}' >/dev/null
+# Deletes all objects of a kind. Without a host nobody takes our finalizers off them; MyApp makes nothing outside the cluster,
+# so this may.
+delete_all() {
+  local object
+  kubectl delete "$1" --all --wait=false 2>/dev/null
+  host_is_alive && kubectl wait --for delete "$1" --all --timeout 30s >/dev/null 2>&1
+  for object in $(kubectl get "$1" -o name 2>/dev/null); do
+    kubectl patch "$object" --type merge --patch '{"metadata":{"finalizers":null}}' >/dev/null
   done
 }
 

@@ -248,8 +248,9 @@ impl Controller {
                     self.queue.wake(&ParentKey::of(parent), Wake::Parent);
                 }
             }
-            Watched::Children(_) => {
-                for uid in concerned.filter_map(Object::controller_uid) {
+            Watched::Children(place) => {
+                let kind = self.context.child_kinds[place].group_kind();
+                for uid in concerned.filter_map(|child| child.parent_uid(&kind)) {
                     if let Some(object) = self.context.parents.key_of(uid) {
                         self.queue.wake(&ParentKey { object, uid: uid.to_owned() }, Wake::Child);
                     }

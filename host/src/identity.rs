@@ -13,6 +13,26 @@ use crate::object::{FIELD_MANAGER_PREFIX, ObjectKey};
 /// depend on it, and it never buys a delete.
 pub const RECONCILER_LABEL: &str = "internal.pilothouse.dev/reconciler";
 
+/// The annotation by which a user allows a revision to delete all children of a parent.
+pub const ALLOW_PRUNE_ANNOTATION: &str = "pilothouse.dev/allow-prune";
+
+/// The label on a child that cannot have an owner reference, since it is in another namespace than its parent or of cluster
+/// scope (`C61`): the parent's UID. It finds such children, and proves nothing.
+pub const PARENT_LABEL: &str = "internal.pilothouse.dev/parent-uid";
+
+/// The annotation beside [`PARENT_LABEL`]: the parent's UID, and what the child itself is, so that a copy of the child is not
+/// taken for it.
+pub const BINDING_ANNOTATION: &str = "internal.pilothouse.dev/binding";
+
+/// The annotation on a parent that lists its children without an owner reference: written before they are made, and the
+/// proof that they may be deleted.
+pub const RECORD_ANNOTATION: &str = "internal.pilothouse.dev/remote-children";
+
+/// The value of [`BINDING_ANNOTATION`]. `kind` as `Kind.group`.
+pub fn binding(parent_uid: &str, kind: &str, child: &ObjectKey) -> String {
+    format!("{parent_uid} {kind} {child}")
+}
+
 /// The domain of our labels, annotations and finalizers: plugins may not use it, nor one below it.
 pub const DOMAIN: &str = "pilothouse.dev";
 

@@ -10,7 +10,7 @@ use kube::{Resource, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-use crate::plugin::describe::KindName;
+use crate::{identity, plugin::describe::KindName};
 
 /// The first part of every field manager of ours; see [`crate::identity`].
 pub const FIELD_MANAGER_PREFIX: &str = "pilothouse/";
@@ -109,6 +109,8 @@ pub struct Object {
     meta: ObjectMeta,
     json: Arc<str>,
     owned: Vec<OwnedFields>,
+    /// The parent's UID by label, and the annotation that goes with it; see [`identity::BINDING_ANNOTATION`].
+    binding: Option<Box<(String, String)>>,
 }
 
 impl Object {
@@ -156,6 +158,33 @@ impl Object {
     pub fn controller_uid(&self) -> Option<&str> {
         let owners = self.meta.owner_references.as_deref().unwrap_or_default();
         owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
+    }
+
+    /// The UID of the parent whose child this is: its controller, or if it cannot have one, what it is bound to. `kind` as
+    /// `Kind.group` is the object's own.
+    pub fn parent_uid(&self, kind: &str) -> Option<&str> {
+        let bound = || {
+            let (uid, binding) = self.binding.as_deref()?;
+            (*binding == identity::binding(uid, kind, &self.key())).then_some(uid.as_str())
+        };
+        self.controller_uid().or_else(bound)
+    }
+
+    /// The annotation of that name, read from the JSON: few ask for one.
+    pub fn annotation(&self, name: &str) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Annotated {
+            metadata: Annotations,
+        }
+        #[derive(Deserialize)]
+        struct Annotations {
+            annotations: Option<BTreeMap<String, String>>,
+        }
+        // Most objects have no such annotation, and need not be parsed to see that.
+        if !self.json.contains(name) {
+            return None;
+        }
+        serde_json::from_str::<Annotated>(&self.json).ok()?.metadata.annotations?.remove(name)
     }
 
     /// What `manager` owns of `subresource` by `operation`.
@@ -322,11 +351,18 @@ impl Object {
             meta = serde_json::from_str(value.get())?;
             Ok(())
         })?;
+        let binding = binding(&mut meta);
         // Held once, in the JSON; who needs them parses them there.
         (meta.managed_fields, meta.annotations, meta.labels) = (None, None, None);
         json.shrink_to_fit();
-        Ok(Self { meta, json: json.into(), owned })
+        Ok(Self { meta, json: json.into(), owned, binding })
     }
+}
+
+fn binding(meta: &mut ObjectMeta) -> Option<Box<(String, String)>> {
+    let uid = meta.labels.as_mut()?.remove(identity::PARENT_LABEL)?;
+    let binding = meta.annotations.as_mut()?.remove(identity::BINDING_ANNOTATION)?;
+    Some(Box::new((uid, binding)))
 }
 
 fn write_members(

@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
 };
 
 use jiff::Timestamp;
@@ -19,6 +20,7 @@ pub mod desired;
 pub mod finalizer;
 pub mod plan;
 pub mod projection;
+pub mod remote;
 
 mod apply;
 mod events;
@@ -26,16 +28,16 @@ mod observe;
 mod status;
 
 pub use self::events::Events;
-use self::{finalizer::Phase, plan::Owner, projection::projection};
+use self::{finalizer::Phase, plan::Owner, projection::projection, remote::Record};
 use crate::{
     claims::Claims,
     crd::Limits,
-    identity::Identity,
+    identity::{ALLOW_PRUNE_ANNOTATION, Identity},
     object::{Kind, Object, ObjectKey},
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
     queue::{BACKOFF_CAP, Next},
     revision::Revision,
-    state::{Applied, ChildError, ChildKey, Desired, Finalization, LastApply, Memory, Observed, Report},
+    state::{Applied, ChildError, ChildKey, Desired, DesiredChild, Finalization, LastApply, Memory, Observed, Report},
     store::Store,
     telemetry,
 };
@@ -74,6 +76,8 @@ pub struct Context {
     pub claims: Arc<Claims>,
     /// What serves now. A reconcile keeps the one that it began with.
     pub revision: RwLock<Arc<Revision>>,
+    /// The revision that served last, before this host started.
+    pub trusted: Option<String>,
     /// What holds from the next call on, whatever the revision.
     pub settings: RwLock<Arc<Settings>>,
     /// The kind of its parents.
@@ -127,6 +131,17 @@ pub enum Error {
          install a version that has one, or remove the finalizer by hand if there is nothing to clean up"
     )]
     NoCleanup,
+    /// A new revision wants none of the children that its predecessor made.
+    #[error(
+        "revision {revision} of the plugin wants to delete all {children} children of this parent, unlike the one before; if that \
+         is meant, annotate the parent with {ALLOW_PRUNE_ANNOTATION}={revision}"
+    )]
+    PruneHeld {
+        /// The revision.
+        revision: String,
+        /// How many children there are.
+        children: usize,
+    },
     /// Children could not be brought to where they should be. Each with its name and cause.
     #[error("{}", describe_failures(.0))]
     Children(Vec<(String, ChildError)>),
@@ -160,6 +175,7 @@ impl Error {
             Self::Refused(Failure::Terminal(_)) => "PluginTerminal",
             Self::Refused(_) => "PluginRetry",
             Self::NoCleanup => "NoCleanup",
+            Self::PruneHeld { .. } => "PruneHeld",
             Self::Children(failures) => match failures.first() {
                 Some((_, ChildError::NameCollision)) => "NameCollision",
                 Some((_, ChildError::Forbidden(_))) => "Forbidden",
@@ -183,7 +199,7 @@ impl Error {
             Self::Refused(Failure::RetryAfter(wait, _)) => Next::Failed(Some(*wait)),
             // Nothing in the cluster changes when the outside heals.
             Self::Refused(Failure::Terminal(_)) if deleting => Next::Failed(Some(BACKOFF_CAP)),
-            Self::Refused(Failure::Terminal(_)) => Next::Terminal,
+            Self::Refused(Failure::Terminal(_)) | Self::PruneHeld { .. } => Next::Terminal,
             _ => Next::Failed(None),
         }
     }
@@ -280,17 +296,32 @@ pub async fn release(context: &Context, parent: &Object) -> Result<(), finalizer
 /// The common life of a parent: its children as the plugin wants them.
 async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Next {
     let context = turn.context;
-    let observed = observe::observe(context, parent.clone());
+    let mut observed = observe::observe(context, parent.clone());
     let desired = match desire(turn, &observed).await {
         Ok(desired) => desired,
         Err(error) => return failed(context, parent, memory, error, None).await,
     };
+    if let Some(error) = held_by_guard(turn, &observed, &desired, memory) {
+        return failed(context, parent, memory, error, None).await;
+    }
+    match record_remote(turn, &observed, &desired.children).await {
+        Ok(Some(recorded)) if recorded.is_deleting() => return Next::Again,
+        Ok(Some(recorded)) => {
+            memory.finalizer = true;
+            observed.record = Record::of(&recorded);
+            observed.parent = recorded;
+        }
+        Ok(None) => {}
+        Err(error) => return failed(context, parent, memory, error.into(), None).await,
+    }
+    let parent = &observed.parent.clone();
     memory.ever_applied = Some(true);
     let applied = bring_about(context, &observed, &desired.children, memory).await;
     let ready = readiness(context, &observed, &desired);
     let told = Told { report: &desired.report, ready };
     match applied {
         Ok(applied) => {
+            memory.revision = Some(turn.revision.id.clone());
             publish(context, parent, memory, &Ok(()), Some(&told)).await;
             match (applied.changed, desired.next) {
                 // The next pass sees what this one made, such as the address that a Service got.
@@ -302,6 +333,42 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
         }
         Err(error) => failed(context, parent, memory, error, Some(&told)).await,
     }
+}
+
+/// A plugin that has changed, and of all that its predecessor made wants nothing any more, is more likely broken than right: it is
+/// held until somebody says that it is meant.
+fn held_by_guard(turn: &Turn<'_>, observed: &Observed, desired: &Desired, memory: &Memory) -> Option<Error> {
+    let before = memory.revision.as_ref().or(turn.context.trusted.as_ref())?;
+    let held = desired.children.is_empty() && !observed.children.is_empty() && *before != turn.revision.id;
+    let allowed =
+        || observed.parent.annotation(ALLOW_PRUNE_ANNOTATION).is_some_and(|allowed| allowed == turn.revision.id);
+    (held && !allowed())
+        .then(|| Error::PruneHeld { revision: turn.revision.id.clone(), children: observed.children.len() })
+}
+
+/// Sees to it that children without an owner reference are on record, and our finalizer on the parent, before they are made. The
+/// parent as it is then, if it had to be written.
+async fn record_remote(
+    turn: &Turn<'_>,
+    observed: &Observed,
+    children: &[DesiredChild],
+) -> Result<Option<Arc<Object>>, finalizer::Error> {
+    let context = turn.context;
+    let wanted: Vec<_> = children.iter().filter(|child| child.remote).map(|child| &child.key).collect();
+    let live: Vec<_> = observed.children.iter().map(|(key, _)| key).collect();
+    let cleans_up = turn.revision.plugin.has_finalizer();
+    let mut parent = observed.parent.clone();
+    let Some(record) = Record::before(&parent, &wanted, &live, cleans_up, &context.child_kinds) else {
+        return Ok(None);
+    };
+    let api = context.parent_api(&parent.key());
+    if !parent.finalizers().contains(&context.finalizer()) {
+        parent = Arc::new(finalizer::add(&api, &parent, &context.finalizer()).await?);
+        context.parents.apply(Object::clone(&parent));
+    }
+    parent = Arc::new(record.write(&api, &parent).await.map_err(finalizer::Error::of)?);
+    context.parents.apply(Object::clone(&parent));
+    Ok(Some(parent))
 }
 
 async fn desire(turn: &Turn<'_>, observed: &Observed) -> Result<Desired, Error> {
@@ -362,9 +429,12 @@ async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
         "everApplied": memory.ever_applied.unwrap_or(true) || !observed.children.is_empty(),
     });
     let request = turn.request(&observed, &deletion);
-    let answer = turn.revision.plugin.finalize(request, context.settings().limits.of_a_call()).await?;
-    let answer = answer.ok_or(Error::NoCleanup)?.map_err(Error::Refused)?;
-    let finalization = turn.finalization(parent, answer)?;
+    let mut finalization = match turn.revision.plugin.finalize(request, context.settings().limits.of_a_call()).await? {
+        Some(answer) => turn.finalization(parent, answer.map_err(Error::Refused)?)?,
+        // Our finalizer is there for the children on record only.
+        None if observed.record.as_ref().is_some_and(|record| !record.cleanup) => Finalization::finished(),
+        None => return Err(Error::NoCleanup),
+    };
     let changed = match &finalization.children {
         // Foreground: the garbage collector is at work; orphan: the user wants them left alone.
         Some(children) if propagation == "Background" => {
@@ -372,8 +442,29 @@ async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
         }
         _ => false,
     };
+    if finalization.waiting.is_none() && propagation != "Orphan" && !delete_remote(context, &observed).await? {
+        finalization.waiting = Some(REMOTE_CHILDREN);
+    }
     Ok((finalization, changed))
 }
+
+/// Deletes the children on record; whether all of them are gone. Read one by one from the API server: before our finalizer goes,
+/// nothing may be left.
+async fn delete_remote(context: &Context, observed: &Observed) -> Result<bool, Error> {
+    let Some(record) = &observed.record else { return Ok(true) };
+    let mut gone = true;
+    let mut failures = Vec::new();
+    for key in record.keys(&context.child_kinds) {
+        match apply::delete_remote(context, &key, observed.parent.uid()).await {
+            Ok(is_gone) => gone &= is_gone,
+            Err(error) => failures.push((context.describe(&key), error)),
+        }
+    }
+    if failures.is_empty() { Ok(gone) } else { Err(Error::Children(failures)) }
+}
+
+/// How long to wait for children that others hold before looking again; their end wakes the parent.
+const REMOTE_CHILDREN: Duration = Duration::from_secs(10);
 
 /// How the user wants the children to be treated, as the API server notes it among the finalizers.
 fn propagation(parent: &Object) -> &'static str {
@@ -389,11 +480,16 @@ fn propagation(parent: &Object) -> &'static str {
 async fn bring_about(
     context: &Context,
     observed: &Observed,
-    children: &[crate::state::DesiredChild],
+    children: &[DesiredChild],
     memory: &mut Memory,
 ) -> Result<Applied, Error> {
     let manager = context.manager(&observed.parent);
-    let owner = Owner { kind: &context.parent_kind, label: context.identity.label(), manager: &manager };
+    let owner = Owner {
+        kind: &context.parent_kind,
+        child_kinds: &context.child_kinds,
+        label: context.identity.label(),
+        manager: &manager,
+    };
     let plan = plan::plan(observed, children, &memory.children, &owner);
     for (key, resource_version) in &plan.unchanged {
         if let Some(last) = memory.children.get_mut(key) {
@@ -438,7 +534,7 @@ fn readiness(context: &Context, observed: &Observed, desired: &Desired) -> Condi
     let mut waiting_for = None;
     for child in &desired.children {
         let live = context.children[child.key.kind].get(&child.key.object);
-        if live.is_some_and(|live| live.controller_uid() == Some(observed.parent.uid()) && status::is_ready(&live)) {
+        if live.is_some_and(|live| context.is_child(&child.key, &live, &observed.parent) && status::is_ready(&live)) {
             ready += 1;
         } else if waiting_for.is_none() {
             waiting_for = Some(context.describe(&child.key));
@@ -588,6 +684,10 @@ impl Context {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &self.parent_kind.api),
             None => Api::all_with(self.client.clone(), &self.parent_kind.api),
         }
+    }
+
+    fn is_child(&self, key: &ChildKey, live: &Object, parent: &Object) -> bool {
+        live.parent_uid(&self.child_kinds[key.kind].group_kind()) == Some(parent.uid())
     }
 
     fn describe(&self, key: &ChildKey) -> String {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{
     object::{Object, ObjectKey},
     plugin::{Condition, Event, Next},
-    reconcile::projection::Digest,
+    reconcile::{projection::Digest, remote::Record},
 };
 
 /// Which child: its kind as a place in the reconciler's list of child kinds, and its name. Sorts by kind, namespace, name.
@@ -28,6 +28,8 @@ pub struct Observed {
     pub parent: Arc<Object>,
     /// Its children, sorted.
     pub children: Vec<(ChildKey, Arc<Object>)>,
+    /// The record of its children that have no owner reference.
+    pub record: Option<Record>,
 }
 
 /// What the plugin wants, checked: every child is complete, allowed and named once.
@@ -50,6 +52,8 @@ pub struct DesiredChild {
     pub object: Map<String, Value>,
     /// Digest of `object`, the same for every order of keys.
     pub digest: Digest,
+    /// Whether it cannot have an owner reference; see [`crate::reconcile::remote`].
+    pub remote: bool,
 }
 
 /// What a plugin tells of its parent.
@@ -72,6 +76,13 @@ pub struct Finalization {
     pub children: Option<Vec<DesiredChild>>,
     /// What to tell on the parent.
     pub report: Report,
+}
+
+impl Finalization {
+    /// There is nothing to clean up, and nothing to tell.
+    pub fn finished() -> Self {
+        Self { waiting: None, children: None, report: Report::default() }
+    }
 }
 
 /// What to do about the children.
@@ -152,6 +163,8 @@ pub struct Memory {
     pub status: Option<LastStatus>,
     /// The Events of the plugin's last answer.
     pub events: Vec<Event>,
+    /// The revision that it was last reconciled with.
+    pub revision: Option<String>,
     /// Whether our finalizer was on it when it was last seen.
     pub finalizer: bool,
     /// Whether an answer of the plugin was ever acted upon. None: that was before our time, so it may have been.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::object::{Object, ObjectKey};
+use crate::object::{Kind, Object, ObjectKey};
 
 /// See the module's documentation.
 pub struct Store {
@@ -20,6 +20,8 @@ pub struct Store {
 
 #[derive(Default)]
 struct State {
+    /// The kind of the objects, as `Kind.group`.
+    kind: String,
     objects: HashMap<ObjectKey, Arc<Object>>,
     by_uid: HashMap<String, ObjectKey>,
     by_owner: HashMap<String, BTreeSet<ObjectKey>>,
@@ -42,13 +44,13 @@ pub struct Change {
     pub after: Option<Arc<Object>>,
 }
 
-impl Default for Store {
-    fn default() -> Self {
-        Self { state: RwLock::default(), synced: watch::Sender::new(false) }
-    }
-}
-
 impl Store {
+    /// An empty store for objects of this kind.
+    pub fn of(kind: &Kind) -> Self {
+        let state = State { kind: kind.group_kind(), ..State::default() };
+        Self { state: RwLock::new(state), synced: watch::Sender::new(false) }
+    }
+
     /// The object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<Object>> {
         self.read().objects.get(key).cloned()
@@ -59,7 +61,7 @@ impl Store {
         self.read().by_uid.get(uid).cloned()
     }
 
-    /// The objects whose controller owner has this UID, sorted by namespace and name.
+    /// The children of the parent with this UID, sorted by namespace and name.
     pub fn owned_by(&self, uid: &str) -> Vec<Arc<Object>> {
         let state = self.read();
         let keys = state.by_owner.get(uid).into_iter().flatten();
@@ -166,7 +168,7 @@ impl State {
         let before = self.remove(&key).and_then(|change| change.before);
         let object = Arc::new(object);
         self.by_uid.insert(object.uid().to_owned(), key.clone());
-        if let Some(owner) = object.controller_uid() {
+        if let Some(owner) = object.parent_uid(&self.kind) {
             self.by_owner.entry(owner.to_owned()).or_default().insert(key.clone());
         }
         self.objects.insert(key, object.clone());
@@ -187,7 +189,7 @@ impl State {
     fn remove(&mut self, key: &ObjectKey) -> Option<Change> {
         let object = self.objects.remove(key)?;
         self.by_uid.remove(object.uid());
-        if let Some(owner) = object.controller_uid()
+        if let Some(owner) = object.parent_uid(&self.kind)
             && let Some(keys) = self.by_owner.get_mut(owner)
         {
             keys.remove(key);
@@ -203,6 +205,11 @@ impl State {
 mod tests {
     use super::*;
 
+    fn store() -> Store {
+        let api = kube::discovery::ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&());
+        Store::of(&Kind { api, namespaced: true, has_status: false })
+    }
+
     fn object(name: &str, uid: &str, version: u64, owner: &str) -> Object {
         Object::from_json(&format!(
             r#"{{"metadata":{{"name":"{name}","namespace":"n","uid":"{uid}","resourceVersion":"{version}",
@@ -217,7 +224,7 @@ mod tests {
 
     #[test]
     fn children_are_found_by_owner_and_follow_it() {
-        let store = Store::default();
+        let store = store();
         store.apply(object("b", "u2", 2, "p1"));
         store.apply(object("a", "u1", 1, "p1"));
         assert_eq!(names(&store.owned_by("p1")), ["a", "b"]);
@@ -229,7 +236,7 @@ mod tests {
 
     #[test]
     fn an_echo_or_an_older_state_is_no_change() {
-        let store = Store::default();
+        let store = store();
         assert!(store.apply(object("a", "u1", 5, "p1")).is_some());
         assert!(store.apply(object("a", "u1", 5, "p1")).is_none());
         assert!(store.apply(object("a", "u1", 4, "p1")).is_none());
@@ -238,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_list_removes_what_it_does_not_bring() {
-        let store = Store::default();
+        let store = store();
         store.apply(object("old", "u1", 1, "p1"));
         store.begin_list();
         store.list_item(object("new", "u2", 2, "p1"));
@@ -252,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_does_not_bring_back_what_the_watch_has_shown_to_be_gone() {
-        let store = Store::default();
+        let store = store();
         store.show(object("a", "u1", 1, "p1"));
         store.delete(&object("a", "u1", 2, "p1"));
         assert!(store.apply(object("a", "u1", 3, "p1")).is_none());
@@ -263,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_deletion_of_an_old_uid_leaves_its_successor() {
-        let store = Store::default();
+        let store = store();
         store.apply(object("a", "u2", 7, "p1"));
         assert!(store.delete(&object("a", "u1", 8, "p1")).is_none());
         assert!(store.delete(&object("a", "u2", 9, "p1")).is_some());

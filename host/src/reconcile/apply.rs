@@ -73,7 +73,7 @@ async fn write(context: &Context, child: &ChildApply, parent_uid: &str, manager:
     // Something is there that the store does not show, or not what the store shows: look.
     match read_again(context, &child.key).await? {
         Some(live) if child.create => {
-            let ours = match live.controller_uid() {
+            let ours = match live.parent_uid(&context.child_kinds[child.key.kind].group_kind()) {
                 Some(uid) => uid == parent_uid,
                 // Our own apply made it, and somebody took the owner reference away.
                 None => live.owned_by(manager, "Apply", "").is_some(),
@@ -115,6 +115,21 @@ async fn delete(context: &Context, child: &ChildDelete) -> Result<(), ChildError
     }
 }
 
+/// Deletes a child that has no owner reference, if it is still bound to the parent with this UID; whether it is gone.
+pub(super) async fn delete_remote(context: &Context, key: &ChildKey, parent_uid: &str) -> Result<bool, ChildError> {
+    let kind = context.child_kinds[key.kind].group_kind();
+    let Some(live) = api(context, key).get_opt(&key.object.name).await? else { return Ok(true) };
+    if live.parent_uid(&kind) != Some(parent_uid) {
+        // Somebody has taken it, or made another one of that name.
+        return Ok(true);
+    }
+    if live.is_deleting() {
+        return Ok(false);
+    }
+    delete(context, &ChildDelete { key: key.clone(), uid: live.uid().to_owned() }).await?;
+    Ok(api(context, key).get_opt(&key.object.name).await?.is_none_or(|left| left.uid() != live.uid()))
+}
+
 #[expect(clippy::unnecessary_wraps, reason = "reads as one of the arms above")]
 fn forget(context: &Context, child: &ChildDelete) -> Result<(), ChildError> {
     let store = &context.children[child.key.kind];
@@ -129,9 +144,7 @@ async fn read_again(context: &Context, key: &ChildKey) -> Result<Option<Object>,
     let store = &context.children[key.kind];
     let live = api(context, key).get_opt(&key.object.name).await?;
     match &live {
-        Some(live) if live.controller_uid().is_some() && store.get(&key.object).is_some() => {
-            drop(store.apply(live.clone()))
-        }
+        Some(live) if store.get(&key.object).is_some() => drop(store.apply(live.clone())),
         Some(_) => {}
         None => {
             if let Some(known) = store.get(&key.object) {

@@ -145,8 +145,11 @@ impl Rules<'_> {
             object.retain(|_, value| !value.is_null());
         }
         let digest = digest_object(&object);
+        // By the rules of owner references: an owner of cluster scope, or in the same namespace.
+        let of_parent = self.parent.key().namespace;
+        let remote = of_parent.is_some() && of_parent != namespace;
         let key = ChildKey { kind: place, object: ObjectKey { namespace, name } };
-        Ok(DesiredChild { key, object, digest })
+        Ok(DesiredChild { key, object, digest, remote })
     }
 
     fn kind(&self, path: &str, object: &Map<String, Value>) -> Result<usize, Error> {
@@ -173,18 +176,8 @@ impl Rules<'_> {
         let of_parent = self.parent.key().namespace;
         match (kind.namespaced, given, of_parent) {
             (false, Some(_), _) => refuse(path, format!("is given, but {kind} has no namespaces")),
-            (false, None, Some(_)) => refuse(
-                path,
-                format!(
-                    "cannot be: {kind} is of cluster scope, and the parent is in a namespace; this host does not follow that yet"
-                ),
-            ),
-            (false, None, None) => Ok(None),
+            (false, None, _) => Ok(None),
             (true, None, None) => refuse(path, "is missing; the parent is of cluster scope and has none to lend"),
-            (true, Some(given), Some(of_parent)) if given != of_parent => refuse(
-                path,
-                format!("is {given:?}, and the parent is in {of_parent:?}; this host does not follow that yet"),
-            ),
             (true, Some(given), _) => Ok(Some(given.to_owned())),
             (true, None, of_parent) => Ok(of_parent),
         }
@@ -361,7 +354,15 @@ mod tests {
     fn a_child_gets_the_namespace_of_its_parent() {
         let children = check(&[config_map("a")]).unwrap();
         assert_eq!(children[0].object["metadata"]["namespace"], "n");
-        assert_eq!(children[0].key.object.to_string(), "n/a");
+        assert_eq!((children[0].key.object.to_string().as_str(), children[0].remote), ("n/a", false));
+    }
+
+    #[test]
+    fn c61_a_child_in_another_namespace_is_remote() {
+        let mut object = config_map("a");
+        object["metadata"]["namespace"] = json!("other");
+        let children = check(&[object]).unwrap();
+        assert_eq!((children[0].key.object.to_string().as_str(), children[0].remote), ("other/a", true));
     }
 
     #[test]
@@ -382,7 +383,6 @@ mod tests {
                 json!({"a.pilothouse.dev/x": ""}),
                 r#"children[0].object.metadata.annotations["a.pilothouse.dev/x"]"#,
             ),
-            ("namespace", json!("other"), "children[0].object.metadata.namespace"),
         ] {
             let mut object = config_map("a");
             object["metadata"][pointer] = value;

@@ -68,12 +68,19 @@ pub(crate) async fn remove(api: &Api<Object>, parent: &Object, finalizer: &str) 
 
 async fn write(api: &Api<Object>, parent: &Object, finalizers: Vec<String>) -> Result<Object, Error> {
     let patch = Patch::<()>::Json(patch(parent, &finalizers));
-    api.patch(parent.name(), &PatchParams::default(), &patch).await.map_err(|error| match () {
-        () if is_status(&error, 404) => Error::Gone(error),
-        // The API server's word for a test that does not hold.
-        () if is_status(&error, 422) || is_status(&error, 409) => Error::Conflict(error),
-        () => Error::Request(error),
-    })
+    api.patch(parent.name(), &PatchParams::default(), &patch).await.map_err(Error::of)
+}
+
+impl Error {
+    /// What it means that the API server refuses a guarded write on a parent.
+    pub(super) fn of(error: kube::Error) -> Self {
+        match () {
+            () if is_status(&error, 404) => Self::Gone(error),
+            // 422 is its word for a test that does not hold.
+            () if is_status(&error, 422) || is_status(&error, 409) => Self::Conflict(error),
+            () => Self::Request(error),
+        }
+    }
 }
 
 fn patch(parent: &Object, finalizers: &[String]) -> json_patch::Patch {

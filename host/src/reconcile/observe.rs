@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Context;
+use super::{Context, remote::Record};
 use crate::{
     object::Object,
     state::{ChildKey, Observed},
@@ -15,5 +15,6 @@ pub(super) fn observe(context: &Context, parent: Arc<Object>) -> Observed {
         let owned = store.owned_by(parent.uid());
         children.extend(owned.into_iter().map(|child| (ChildKey { kind, object: child.key() }, child)));
     }
-    Observed { parent, children }
+    let record = Record::of(&parent);
+    Observed { parent, children, record }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::projection::projection;
 use crate::{
-    identity::RECONCILER_LABEL,
+    identity::{BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, binding},
     object::{Kind, Object},
     state::{ChildApply, ChildDelete, ChildKey, DesiredChild, LastApply, Observed, Plan},
 };
@@ -15,6 +15,8 @@ use crate::{
 pub struct Owner<'a> {
     /// The parent's kind.
     pub kind: &'a Kind,
+    /// The kinds of the children.
+    pub child_kinds: &'a [Kind],
     /// The value of the reconciler's label.
     pub label: &'a str,
     /// The field manager of this parent.
@@ -48,7 +50,12 @@ pub fn plan(
         }
     }
     let wanted: std::collections::HashSet<_> = desired.iter().map(|child| &child.key).collect();
-    let unwanted = observed.children.iter().filter(|(key, child)| !wanted.contains(key) && !child.is_deleting());
+    let unwanted = observed.children.iter().filter(|(key, child)| {
+        // A label alone never buys a delete: it takes our owner reference, or the record on the parent.
+        let proven = child.controller_uid() == Some(observed.parent.uid())
+            || observed.record.as_ref().is_some_and(|record| record.has(key, owner.child_kinds));
+        proven && !wanted.contains(key) && !child.is_deleting()
+    });
     plan.deletes = unwanted.map(|(key, child)| ChildDelete { key: key.clone(), uid: child.uid().to_owned() }).collect();
     plan
 }
@@ -66,22 +73,14 @@ fn is_unchanged(live: &Object, child: &DesiredChild, last: Option<&LastApply>, m
 fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<'_>) -> Map<String, Value> {
     let mut body = child.object.clone();
     if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
-        let labels = metadata.entry("labels").or_insert_with(|| json!({}));
-        if labels.is_null() {
-            *labels = json!({});
+        mark(metadata, "labels", RECONCILER_LABEL, owner.label);
+        if child.remote {
+            let kind = owner.child_kinds[child.key.kind].group_kind();
+            mark(metadata, "labels", PARENT_LABEL, parent.uid());
+            mark(metadata, "annotations", BINDING_ANNOTATION, &binding(parent.uid(), &kind, &child.key.object));
+        } else {
+            metadata.insert("ownerReferences".to_owned(), owner_reference(parent, owner.kind));
         }
-        if let Value::Object(labels) = labels {
-            labels.insert(RECONCILER_LABEL.to_owned(), owner.label.into());
-        }
-        let reference = json!([{
-            "apiVersion": owner.kind.api.api_version,
-            "kind": owner.kind.api.kind,
-            "name": parent.name(),
-            "uid": parent.uid(),
-            "controller": true,
-            "blockOwnerDeletion": true,
-        }]);
-        metadata.insert("ownerReferences".to_owned(), reference);
         match uid {
             // This very object: gone or replaced is a conflict.
             Some(uid) => metadata.insert("uid".to_owned(), uid.into()),
@@ -92,6 +91,28 @@ fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<
     body
 }
 
+/// Adds a label or an annotation of ours to those of the plugin.
+fn mark(metadata: &mut Map<String, Value>, map: &str, key: &str, value: &str) {
+    let map = metadata.entry(map).or_insert_with(|| json!({}));
+    if map.is_null() {
+        *map = json!({});
+    }
+    if let Value::Object(map) = map {
+        map.insert(key.to_owned(), value.into());
+    }
+}
+
+fn owner_reference(parent: &Object, kind: &Kind) -> Value {
+    json!([{
+        "apiVersion": kind.api.api_version,
+        "kind": kind.api.kind,
+        "name": parent.name(),
+        "uid": parent.uid(),
+        "controller": true,
+        "blockOwnerDeletion": true,
+    }])
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -100,13 +121,20 @@ mod tests {
     use kube::discovery::ApiResource;
 
     use super::*;
-    use crate::{object::ObjectKey, reconcile::projection::digest_object};
+    use crate::{
+        object::ObjectKey,
+        reconcile::{projection::digest_object, remote::Record},
+    };
 
     const MANAGER: &str = "pilothouse/1";
 
     fn parent_kind() -> Kind {
         let api = ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk("t.example", "v1", "Widget"));
         Kind { api, namespaced: true, has_status: true }
+    }
+
+    fn child_kinds() -> Vec<Kind> {
+        vec![Kind { api: ApiResource::erase::<ConfigMap>(&()), namespaced: true, has_status: false }]
     }
 
     fn key(name: &str) -> ChildKey {
@@ -118,7 +146,7 @@ mod tests {
         let object = json!({"apiVersion": api.api_version, "kind": api.kind,
             "metadata": {"name": name, "namespace": "n"}, "data": {"k": value}});
         let Value::Object(object) = object else { unreachable!() };
-        DesiredChild { key: key(name), digest: digest_object(&object), object }
+        DesiredChild { key: key(name), digest: digest_object(&object), object, remote: false }
     }
 
     fn live(name: &str, value: &str, version: &str, extra: &str) -> Arc<Object> {
@@ -142,8 +170,13 @@ mod tests {
     fn plan_for(children: &[Arc<Object>], desired: &[DesiredChild], memory: &HashMap<ChildKey, LastApply>) -> Plan {
         let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
         let children = children.iter().map(|child| (key(child.name()), child.clone())).collect();
-        let observed = Observed { parent: Arc::new(parent), children };
-        plan(&observed, desired, memory, &Owner { kind: &parent_kind(), label: "c-x-1", manager: MANAGER })
+        let observed = Observed { parent: Arc::new(parent), children, record: None };
+        plan(
+            &observed,
+            desired,
+            memory,
+            &Owner { kind: &parent_kind(), child_kinds: &child_kinds(), label: "c-x-1", manager: MANAGER },
+        )
     }
 
     #[test]
@@ -180,6 +213,28 @@ mod tests {
             assert_eq!(apply.body["metadata"]["uid"], "u-a");
             assert_eq!(apply.body["metadata"].get("resourceVersion"), None);
         }
+    }
+
+    #[test]
+    fn c61_a_remote_child_is_bound_not_owned_and_deleted_only_if_it_is_on_record() {
+        let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"elsewhere","uid":"u-p"}}"#).unwrap();
+        let owner = Owner { kind: &parent_kind(), child_kinds: &child_kinds(), label: "c-x-1", manager: MANAGER };
+        let child = DesiredChild { remote: true, ..wanted("a", "1") };
+        let mut observed = Observed { parent: Arc::new(parent), children: Vec::new(), record: None };
+        let made = plan(&observed, std::slice::from_ref(&child), &HashMap::new(), &owner);
+        let metadata = &made.applies[0].body["metadata"];
+        assert_eq!(metadata.get("ownerReferences"), None);
+        assert_eq!(metadata["labels"][PARENT_LABEL], "u-p");
+        assert_eq!(metadata["annotations"][BINDING_ANNOTATION], "u-p ConfigMap n/a");
+
+        let text = json!({"metadata": {"name": "a", "namespace": "n", "uid": "u-a", "labels": metadata["labels"], "annotations": metadata["annotations"]}});
+        let live = Object::from_json(&text.to_string()).unwrap();
+        assert_eq!(live.parent_uid("ConfigMap"), Some("u-p"));
+        assert_eq!(live.parent_uid("Secret"), None, "a copy of it as something else is not bound");
+        observed.children = vec![(key("a"), Arc::new(live))];
+        assert_eq!(plan(&observed, &[], &HashMap::new(), &owner).deletes, [], "a label proves nothing");
+        observed.record = Record::before(&observed.parent, &[&key("a")], &[], false, &child_kinds());
+        assert_eq!(plan(&observed, &[], &HashMap::new(), &owner).deletes.len(), 1);
     }
 
     #[test]
