@@ -158,7 +158,7 @@ start_control_plane() {
   local line='' limit=$((SECONDS + 120))
   say "Starting a Kubernetes control plane: etcd, API server, controller manager, scheduler, and a node that plays its pods."
   mkfifo control
-  control-plane run <control >location 2>control-plane.log &
+  control-plane run <control >location 2>control-plane.log 7>&- 8>&- &
   control_pid=$!
   exec 9>control # it ends when this is closed, in whatever way the demo ends
   until [[ -e location ]] && line=$(<location) && [[ $line == *'}' ]]; do
@@ -213,7 +213,7 @@ END
 }
 
 start_host() {
-  KUBECONFIG=$work/host.kubeconfig pilothouse run --health-probe-bind-address 127.0.0.1:0 --log-format json 2>"$host_log" 9>&- &
+  KUBECONFIG=$work/host.kubeconfig pilothouse run --health-probe-bind-address 127.0.0.1:0 --log-format json 2>"$host_log" 7>&- 8>&- 9>&- &
   host_pid=$!
   eventually 30 "the host is ready (/readyz)" host_is_ready
 }
@@ -231,6 +231,7 @@ clean_up() {
   trap - EXIT
   trap '' INT TERM
   set +e
+  exec >&7 2>&8 # a signal may have come while output went elsewhere
   ((code == 0 || code > 128)) || [[ -n $complained ]] || (fail "a command failed in step $((${#titles[@]} + 1))")
   end "$watch_pid"
   [[ -z $use_cluster || -z $installed ]] || uninstall
@@ -363,12 +364,12 @@ heal() {
 note_images() {
   : >images
   mkfifo watch
-  kubectl get deployment web --watch -o "jsonpath=$1{\"\\n\"}" >watch 2>/dev/null 9>&- &
+  kubectl get deployment web --watch -o "jsonpath=$1{\"\\n\"}" >watch 2>/dev/null 7>&- 8>&- 9>&- &
   watch_pid=$!
   while read -r image; do
     [[ $image == "${before:-}" ]] || printf '%s %s\n' "$(now)" "$image" >>images
     before=$image
-  done <watch 9>&- &
+  done <watch 7>&- 8>&- 9>&- &
   eventually 30 "the watch of the Deployment has begun" has_lines images 1
 }
 
@@ -452,6 +453,7 @@ summary() {
 }
 
 main() {
+  exec 7>&1 8>&2
   trap clean_up EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM

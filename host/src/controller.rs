@@ -244,6 +244,7 @@ impl Controller {
         let concerned = [change.before.as_deref(), change.after.as_deref()].into_iter().flatten();
         match watched {
             Watched::Parents => {
+                change.after.iter().for_each(|parent| self.context.see(parent));
                 for parent in concerned {
                     self.queue.wake(&ParentKey::of(parent), Wake::Parent);
                 }

@@ -5,7 +5,7 @@
 //! over an error of the status.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
@@ -90,6 +90,8 @@ pub struct Context {
     pub parents: Store,
     /// Its children, a store for each of `child_kinds`.
     pub children: Vec<Store>,
+    /// Parents whose children are to stay, by UID.
+    pub orphaned: Mutex<HashSet<String>>,
     /// What it remembers of each parent, by UID.
     pub memory: Mutex<HashMap<String, Memory>>,
     /// Where Events go; they are published as the host.
@@ -220,6 +222,7 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
     let mut memory = context.recall(&key.uid);
     let Some(mut parent) = context.parents.get(&key.object).filter(|parent| parent.uid() == key.uid) else {
         // Gone, or no longer selected.
+        context.orphaned.lock().unwrap_or_else(PoisonError::into_inner).remove(&key.uid);
         return if memory.finalizer { leave(context, key).await } else { Next::Forget };
     };
     memory.finalizer = parent.finalizers().contains(&context.finalizer());
@@ -392,7 +395,15 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     if finalizer::phase(&fresh, &context.finalizer(), true) != Phase::Finalizing {
         return Next::Again;
     }
-    let parent = Arc::new(fresh);
+    let mut parent = Arc::new(fresh);
+    if context.propagation(&parent) == "Orphan"
+        && let Some(record) = Record::of(&parent).filter(|record| !record.orphan)
+    {
+        match (Record { orphan: true, ..record }).write(&api, &parent).await {
+            Ok(answer) => parent = Arc::new(answer),
+            Err(error) => return failed(context, &parent, memory, finalizer::Error::of(error).into(), None).await,
+        }
+    }
     match clean_up(turn, &parent, memory).await {
         Ok((Finalization { waiting: None, report, .. }, _)) => {
             context.events.publish_plugin(&parent, &context.parent_kind, &report.events, &mut memory.events).await;
@@ -422,7 +433,7 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
 
 async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Result<(Finalization, bool), Error> {
     let context = turn.context;
-    let propagation = propagation(parent);
+    let propagation = context.propagation(parent);
     let observed = observe::observe(context, parent.clone());
     let deletion = json!({
         "deletion": {"propagation": propagation},
@@ -465,16 +476,6 @@ async fn delete_remote(context: &Context, observed: &Observed) -> Result<bool, E
 
 /// How long to wait for children that others hold before looking again; their end wakes the parent.
 const REMOTE_CHILDREN: Duration = Duration::from_secs(10);
-
-/// How the user wants the children to be treated, as the API server notes it among the finalizers.
-fn propagation(parent: &Object) -> &'static str {
-    let has = |name: &str| parent.finalizers().iter().any(|finalizer| finalizer == name);
-    match () {
-        () if has("orphan") => "Orphan",
-        () if has("foregroundDeletion") => "Foreground",
-        () => "Background",
-    }
-}
 
 /// Plan and apply, and what to remember of it.
 async fn bring_about(
@@ -683,6 +684,26 @@ impl Context {
         match &parent.namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &self.parent_kind.api),
             None => Api::all_with(self.client.clone(), &self.parent_kind.api),
+        }
+    }
+
+    /// How the user wants the children to be treated, as the API server notes it among the finalizers. The garbage collector takes
+    /// the note away when it has done its part, so it is kept in mind, and on record where there is one.
+    fn propagation(&self, parent: &Object) -> &'static str {
+        let has = |name: &str| parent.finalizers().iter().any(|finalizer| finalizer == name);
+        let known = || self.orphaned.lock().unwrap_or_else(PoisonError::into_inner).contains(parent.uid());
+        match () {
+            () if has("orphan") || known() || Record::of(parent).is_some_and(|record| record.orphan) => "Orphan",
+            () if has("foregroundDeletion") => "Foreground",
+            () => "Background",
+        }
+    }
+
+    /// Every state of a parent passes here when it is seen.
+    pub fn see(&self, parent: &Object) {
+        let mut orphaned = self.orphaned.lock().unwrap_or_else(PoisonError::into_inner);
+        if parent.is_deleting() && parent.finalizers().iter().any(|finalizer| finalizer == "orphan") {
+            orphaned.insert(parent.uid().to_owned());
         }
     }
 

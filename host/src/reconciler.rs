@@ -414,6 +414,7 @@ impl Reconciler {
             selector,
             children: child_kinds.iter().map(Store::of).collect(),
             child_kinds,
+            orphaned: std::sync::Mutex::default(),
             memory: std::sync::Mutex::default(),
             events: self.supervisor.events.clone(),
             rival: watch::Sender::default(),

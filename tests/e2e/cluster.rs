@@ -241,6 +241,12 @@ impl Namespace<'_> {
         }
     }
 
+    /// Objects of a kind of cluster scope.
+    pub(crate) fn cluster_api(&self, api_version: &str, kind: &str) -> Api<DynamicObject> {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        Api::all_with(self.client.clone(), &ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind)))
+    }
+
     pub(crate) fn widgets(&self) -> Api<DynamicObject> {
         self.api("t.example/v1", "Widget")
     }

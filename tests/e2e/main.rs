@@ -8,5 +8,6 @@ mod cluster;
 
 mod cases;
 mod crash;
+mod remote;
 mod seed;
 mod swap;

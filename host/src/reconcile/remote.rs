@@ -26,6 +26,9 @@ use crate::{
 pub struct Record {
     /// Whether a plugin that cleans up has had this parent: then one has to clean up.
     pub cleanup: bool,
+    /// Whether the user wants the children to stay when the parent is deleted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub orphan: bool,
     /// The children that may exist.
     pub children: BTreeSet<Entry>,
 }
@@ -88,8 +91,8 @@ impl Record {
             return None;
         }
         let live: BTreeSet<_> = live.iter().map(|key| Entry::of(key, kinds)).collect();
-        let children = before.children.intersection(&live).chain(&needed).cloned().collect();
-        Some(Self { cleanup, children })
+        let children: BTreeSet<_> = before.children.intersection(&live).chain(&needed).cloned().collect();
+        Some(Self { cleanup, children, ..before })
     }
 
     /// Writes it on the parent; the answer is the parent as it is from then on.

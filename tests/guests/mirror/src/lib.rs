@@ -122,6 +122,7 @@ impl reconciler::Guest for Mirror {
                 { "apiVersion": "v1", "kind": "Service" },
                 { "apiVersion": "v1", "kind": "ServiceAccount" },
                 { "apiVersion": "apps/v1", "kind": "Deployment" },
+                { "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass" },
             ],
             "crds": [crd],
         })

@@ -1,0 +1,117 @@
+//! Children that cannot have an owner reference, in another namespace than their parent or of cluster scope (`C61`).
+
+use std::time::Duration;
+
+use kube::api::{Api, DynamicObject, PropagationPolicy};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, config_map, delete, edit, get, gone, our_finalizers, synced, until};
+
+fn priority_class(name: &str) -> Value {
+    json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 7})
+}
+
+fn in_namespace(namespace: &str, mut object: Value) -> Value {
+    object["metadata"]["namespace"] = namespace.into();
+    object
+}
+
+async fn has_no_owner(api: &Api<DynamicObject>, name: &str) -> DynamicObject {
+    let child = get(api, name).await.expect("it is there");
+    assert_eq!(child.metadata.owner_references.clone().unwrap_or_default(), Vec::new());
+    child
+}
+
+#[tokio::test]
+async fn c61_children_elsewhere_have_no_owner_reference_survive_the_garbage_collector_and_go_with_their_parent() {
+    let cluster = Cluster::start();
+    let host = cluster.run_host();
+    let ns = cluster.namespace("here").await;
+    let there = cluster.namespace("there").await;
+    let classes = ns.cluster_api("scheduling.k8s.io/v1", "PriorityClass");
+    let children =
+        json!([config_map("near", "1"), in_namespace("there", config_map("far", "1")), priority_class("wide")]);
+    ns.widget("w", json!({"reply": {"children": children, "log": ["called"]}})).await;
+    let parent = synced(&ns.widgets(), "w").await;
+    assert_eq!(our_finalizers(&parent).len(), 1);
+    let far = has_no_owner(&there.config_maps(), "far").await;
+    let wide = has_no_owner(&classes, "wide").await;
+    let near = get(&ns.config_maps(), "near").await.expect("it is there");
+    assert_eq!(near.metadata.owner_references.unwrap_or_default().len(), 1);
+
+    // The record was there before the children.
+    let writes = ns.writes();
+    let recorded = writes
+        .iter()
+        .position(|write| write.body["metadata"]["annotations"]["internal.pilothouse.dev/remote-children"].is_string());
+    let recorded = &writes[recorded.expect("they are on record")];
+    let made: Vec<_> = there.writes().into_iter().filter(|write| write.code == 201).collect();
+    assert_eq!(made.len(), 1, "{made:#?}");
+    assert!(recorded.at < made[0].at);
+
+    // The garbage collector starts anew and sees nothing to collect.
+    cluster.control_plane.stop_controller_manager().expect("it stops");
+    cluster.control_plane.start_controller_manager().expect("it starts");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let uid = |object: &DynamicObject| object.metadata.uid.clone();
+    assert_eq!(uid(&has_no_owner(&there.config_maps(), "far").await), uid(&far));
+    assert_eq!(uid(&has_no_owner(&classes, "wide").await), uid(&wide));
+
+    // They are watched and healed like others.
+    edit(&there.config_maps(), "far", json!({"data": {"key": "changed"}})).await;
+    until(&there.config_maps(), "far", "healed", |child| child.data["data"]["key"] == "1").await;
+    delete(&classes, "wide", PropagationPolicy::Background).await;
+    until(&classes, "wide", "made again", |child| uid(child) != uid(&wide)).await;
+
+    // Somebody copies a child with all its labels and annotations, another one forges them: neither is ever deleted.
+    let copy = |name: &str| {
+        let mut copy =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"key": "theirs"}});
+        copy["metadata"]["labels"] = json!(far.metadata.labels);
+        copy["metadata"]["annotations"] = json!(far.metadata.annotations);
+        copy
+    };
+    there.create(copy("copy")).await;
+    let mut forged = copy("forged");
+    let uid_of_parent = parent.metadata.uid.clone().expect("it has one");
+    forged["metadata"]["annotations"]["internal.pilothouse.dev/binding"] =
+        format!("{uid_of_parent} ConfigMap there/forged").into();
+    there.create(forged).await;
+
+    // One is no longer wanted.
+    let children = json!([in_namespace("there", config_map("far", "1"))]);
+    edit(&ns.widgets(), "w", json!({"spec": {"reply": {"children": children}}})).await;
+    gone(&classes, "wide").await;
+    gone(&ns.config_maps(), "near").await;
+    synced(&ns.widgets(), "w").await;
+
+    // And they go with their parent, even if somebody holds one for a while.
+    edit(&there.config_maps(), "far", json!({"metadata": {"finalizers": ["t.example/hold"]}})).await;
+    delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
+    until(&there.config_maps(), "far", "being deleted", |child| child.metadata.deletion_timestamp.is_some()).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(get(&ns.widgets(), "w").await.is_some(), "the parent waits for it");
+    edit(&there.config_maps(), "far", json!({"metadata": {"finalizers": null}})).await;
+    gone(&there.config_maps(), "far").await;
+    gone(&ns.widgets(), "w").await;
+    for name in ["copy", "forged"] {
+        assert!(get(&there.config_maps(), name).await.is_some(), "{name} stays");
+    }
+    let deletes: Vec<_> = there.writes().into_iter().filter(|write| write.verb == "delete").collect();
+    assert!(
+        deletes.iter().all(|delete| delete.name == "far" && delete.body["preconditions"]["uid"].is_string()),
+        "{deletes:#?}"
+    );
+    host.terminate();
+}
+
+#[tokio::test]
+async fn c61_with_orphan_propagation_they_stay() {
+    let ns = Cluster::shared().namespace("orphan-here").await;
+    let there = Cluster::shared().namespace("orphan-there").await;
+    ns.widget("w", json!({"reply": {"children": [in_namespace("orphan-there", config_map("far", "1"))]}})).await;
+    synced(&ns.widgets(), "w").await;
+    delete(&ns.widgets(), "w", PropagationPolicy::Orphan).await;
+    gone(&ns.widgets(), "w").await;
+    assert!(get(&there.config_maps(), "far").await.is_some());
+}
