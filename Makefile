@@ -17,7 +17,7 @@ STEP := tests/step.sh
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-19s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build plugins control-plane ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
+demo: build plugins $(if $(USE_CLUSTER),,control-plane) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
 	@tests/demo.sh
 
 test: build plugins control-plane ## Format, lint, and run all tests; what CI runs
@@ -43,8 +43,8 @@ control-plane: ## Build the Kubernetes control plane that tests and demo run on
 control-plane-up: build control-plane ## Start one: eval "$$(make -s control-plane-up)"
 	@$(BIN)/control-plane up
 
-control-plane-down: build ## Stop it
-	@$(BIN)/control-plane down
+control-plane-down: ## Stop it
+	@if [ -x $(BIN)/control-plane ]; then $(BIN)/control-plane down; fi
 
 install: plugins ## Install the host and the example plugins below PREFIX
 	@$(STEP) "host, optimised" cargo build --locked --release -p pilothouse

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What `make test` runs once everything is built. Its last line says how many tests passed and failed.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 step=tests/step.sh
 "$step" "format" cargo fmt --all --check || exit 1
 "$step" "clippy" cargo clippy --locked --workspace --all-targets -- -D warnings || exit 1

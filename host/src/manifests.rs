@@ -20,7 +20,7 @@ pub struct Options {
     pub host: ServiceAccountRef,
 }
 
-/// A ConfigMap holds at most this many bytes (Kubernetes documentation, "ConfigMaps").
+/// A ConfigMap holds at most this many bytes, counted decoded (Kubernetes documentation, "ConfigMaps").
 const CONFIG_MAP_LIMIT: usize = 1 << 20;
 
 /// Why there are no manifests.
@@ -36,10 +36,10 @@ pub enum Error {
 /// # Errors
 /// If the component does not fit into a ConfigMap.
 pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec<Value>, Error> {
-    let encoded = BASE64_STANDARD.encode(bytes);
-    if encoded.len() > CONFIG_MAP_LIMIT {
+    if bytes.len() > CONFIG_MAP_LIMIT {
         return Err(Error::TooLarge(bytes.len()));
     }
+    let encoded = BASE64_STANDARD.encode(bytes);
     let Options { name, namespace, host } = options;
     let description = plugin.description();
     let mut manifests = description.crds.clone();

@@ -149,6 +149,8 @@ pub enum Error {
     Children(Vec<(String, ChildError)>),
 }
 
+const PRUNE_HELD: &str = "PruneHeld";
+
 fn failure_message(failure: &Failure) -> &str {
     match failure {
         Failure::Retry(message) | Failure::RetryAfter(_, message) | Failure::Terminal(message) => message,
@@ -177,7 +179,7 @@ impl Error {
             Self::Refused(Failure::Terminal(_)) => "PluginTerminal",
             Self::Refused(_) => "PluginRetry",
             Self::NoCleanup => "NoCleanup",
-            Self::PruneHeld { .. } => "PruneHeld",
+            Self::PruneHeld { .. } => PRUNE_HELD,
             Self::Children(failures) => match failures.first() {
                 Some((_, ChildError::NameCollision)) => "NameCollision",
                 Some((_, ChildError::Forbidden(_))) => "Forbidden",
@@ -341,11 +343,17 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
 /// A plugin that has changed, and of all that its predecessor made wants nothing any more, is more likely broken than right: it is
 /// held until somebody says that it is meant.
 fn held_by_guard(turn: &Turn<'_>, observed: &Observed, desired: &Desired, memory: &Memory) -> Option<Error> {
-    let before = memory.revision.as_ref().or(turn.context.trusted.as_ref())?;
-    let held = desired.children.is_empty() && !observed.children.is_empty() && *before != turn.revision.id;
+    if !desired.children.is_empty() || observed.children.is_empty() {
+        return None;
+    }
+    let before = memory.revision.as_ref().or(turn.context.trusted.as_ref());
+    let new = before.is_some_and(|before| *before != turn.revision.id);
+    // A host that starts remembers no revision, but the parent tells that it was held.
+    let was_held =
+        || status::live_condition(&observed.parent, "Synced").is_some_and(|(_, reason)| reason == PRUNE_HELD);
     let allowed =
         || observed.parent.annotation(ALLOW_PRUNE_ANNOTATION).is_some_and(|allowed| allowed == turn.revision.id);
-    (held && !allowed())
+    ((new || was_held()) && !allowed())
         .then(|| Error::PruneHeld { revision: turn.revision.id.clone(), children: observed.children.len() })
 }
 

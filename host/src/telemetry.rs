@@ -29,10 +29,12 @@ pub fn init(format: LogFormat, filter: &str) {
 
 /// An error with all its causes, in one line: `failed to x: because y: because z`.
 pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    // Some texts have several lines; conditions and log lines have one.
+    let line = |error: &dyn Error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut text = line(error);
     let mut source = error.source();
     while let Some(error) = source {
-        let cause = error.to_string();
+        let cause = line(error);
         // Some libraries repeat the cause in their own text.
         if !text.ends_with(&cause) {
             let _ = write!(text, ": {cause}");

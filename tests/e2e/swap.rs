@@ -363,3 +363,30 @@ async fn c16_a_deleted_reconciler_releases_its_parents_and_leaves_their_children
     assert!(get(&ns.config_maps(), "a").await.is_some());
     host.terminate();
 }
+
+#[tokio::test]
+async fn c42_a_new_revision_that_wants_nothing_any_more_is_held_until_it_is_allowed() {
+    let cluster = Cluster::start();
+    let host = cluster.run_host();
+    let ns = cluster.namespace("held").await;
+    ns.widget("w", json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1")]}})).await;
+    synced(&ns.widgets(), "w").await;
+
+    patch_reconciler(&cluster, "mirror", &json!({"config": {"forget": true}}));
+    let message = crate::cluster::refused(&ns.widgets(), "w", "PruneHeld").await;
+    assert!(message.contains("all 2 children") && message.contains("pilothouse.dev/allow-prune="), "{message}");
+    // Also after a restart, since it has never been allowed.
+    host.kill();
+    let host = cluster.run_host();
+    edit(&ns.widgets(), "w", json!({"metadata": {"labels": {"a": "1"}}})).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for name in ["a", "b"] {
+        assert!(get(&ns.config_maps(), name).await.is_some(), "{name} stays");
+    }
+    let revision = message.rsplit_once('=').expect("it says how").1.to_owned();
+    edit(&ns.widgets(), "w", json!({"metadata": {"annotations": {"pilothouse.dev/allow-prune": revision}}})).await;
+    gone(&ns.config_maps(), "a").await;
+    gone(&ns.config_maps(), "b").await;
+    synced(&ns.widgets(), "w").await;
+    host.terminate();
+}

@@ -196,8 +196,12 @@ impl Reply {
     }
 
     fn children(&mut self, request: &Request) -> Option<Vec<Child>> {
+        let config: Value = serde_json::from_str(&request.config).unwrap_or_default();
+        if config["forget"] == true {
+            // As a plugin does that has lost its mind.
+            return Some(Vec::new());
+        }
         if self.versioned {
-            let config: Value = serde_json::from_str(&request.config).unwrap_or_default();
             let version = format!("{} {}", black_box(VERSION), config["word"].as_str().unwrap_or_default());
             for child in self.children.iter_mut().flatten() {
                 child["metadata"]["annotations"] = json!({ "t.example/version": version.trim() });
