@@ -422,6 +422,86 @@ is_rolled() {
     is deployment/web .status.replicas 5 && is deployment/web .status.updatedReplicas 5
 }
 
+swap() {
+  local start before
+  before=$(field clusterreconciler/myapp .status.activeRevision)
+  say "A developer changes the plugin: one annotation more on each child. Nothing but the plugin is built:"
+  edited_plugin
+  look "diff $root/plugins/myapp/src/lib.rs version-2/src/lib.rs || true"
+  show "pilothouse build version-2 --output version-2.wasm 2>/dev/null && ls -l version-2.wasm | cut -d ' ' -f 5-"
+  say "And it is pushed into the ConfigMap of the plugin, while the host runs:"
+  start=$(now)
+  push version-2.wasm
+  eventually "$patience" "all children are of version 2" made_by_version_2
+  finding="all children changed $(since "$start") after the push; the host was not restarted"
+  look "kubectl get deployment/web configmap/web-config -o custom-columns='KIND:.kind,NAME:.metadata.name,MADE BY:.metadata.annotations.mygroup\.example\.com/made-by'"
+  look "kubectl get clusterreconcilers"
+  host_is_alive || fail "the host has ended"
+  [[ $(field clusterreconciler/myapp .status.activeRevision) != "$before" ]] || fail "the revision is the same"
+}
+
+# The plugin's crate in another folder, with one thing changed.
+edited_plugin() {
+  mkdir -p version-2/src
+  cp "$root/plugins/myapp/crd.json" "$root/Cargo.lock" version-2/
+  sed 's|"labels": labels(app) },$|"labels": labels(app), "annotations": { "mygroup.example.com/made-by": "version 2" } },|' \
+    "$root/plugins/myapp/src/lib.rs" >version-2/src/lib.rs
+  cat >version-2/Cargo.toml <<END
+[package]
+name = "myapp"
+version = "2.0.0"
+edition = "2024"
+
+[dependencies]
+pilothouse-sdk = { path = "$root/guest-sdk/rust" }
+schemars = "1"
+serde = { version = "1", features = ["derive"] }
+
+[workspace]
+END
+}
+
+push() {
+  show "kubectl create configmap myapp-plugin --namespace pilothouse-system --from-file plugin.wasm=$1 --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -"
+}
+
+made_by_version_2() {
+  local by='.metadata.annotations.mygroup\.example\.com/made-by'
+  is deployment/web "$by" "version 2" && is configmap/web-config "$by" "version 2"
+}
+
+refuse() {
+  local degraded='.status.conditions[?(@.type=="Degraded")]'
+  say "The next version is broken: half of the file is missing."
+  show "head -c 50000 version-2.wasm >version-3.wasm"
+  push version-3.wasm
+  eventually "$patience" "the host says that version 3 does not work" is clusterreconciler/myapp "$degraded.status" True
+  look "kubectl get clusterreconciler myapp -o jsonpath='Degraded={$degraded.status}: {$degraded.message}'; echo"
+  say "Version 2 goes on serving. The user changes the image:"
+  show "kubectl patch myapp web --type merge --patch '{\"spec\": {\"image\": \"nginx:1.28\"}}'"
+  eventually "$patience" "the Deployment has the new image" is deployment/web '.spec.template.spec.containers[0].image' nginx:1.28
+  made_by_version_2 || fail "the children are no longer of version 2"
+  finding="refused, with the reason in condition Degraded; version 2 goes on serving"
+}
+
+restart() {
+  local before
+  eventually "$patience" "5 ready pods, and the MyApp says so" settled_at 5
+  eventually 30 "nobody writes any more" is_quiet 1
+  before=$(written)
+  say "The host is killed and started again. It finds the broken version 3, takes the last good one from the cluster, reads" \
+    "everything, and sees that there is nothing to do:"
+  show "kill -KILL $host_pid"
+  wait "$host_pid" 2>/dev/null || true
+  host_pid=
+  start_host
+  eventually 30 "it watches again" grep -q '"message":"watching"' "$host_log"
+  left_alone 3
+  [[ $(written) == "$before" ]] || fail "the host has written after its restart"
+  look "grep -E '\"message\":\"(the last good revision serves|watching)\"' host.log | sed 's/.*\"message\":\"\([^\"]*\)\".*/\1/'"
+  finding="the restarted host serves version 2; it wrote nothing"
+}
+
 delete() {
   local start
   say "A plugin may have made things outside the cluster, so a finalizer of ours holds the MyApp until they are gone:"
@@ -467,6 +547,9 @@ main() {
   step "Somebody labels the Deployment" foreign_label
   step "An autoscaler takes over the number of pods" autoscale
   step "Change the config" roll
+  step "Swap the plugin while the host runs" swap
+  step "Push a broken plugin" refuse
+  step "Kill the host, and start it again" restart
   step "Delete the MyApp" delete
   summary
 }

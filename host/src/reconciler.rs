@@ -250,11 +250,11 @@ impl Reconciler {
         match outcome {
             Ok(()) => self.problem = None,
             Err(error) => {
-                tracing::warn!(
-                    reason = error.reason(),
-                    "the desired revision does not serve: {}",
-                    telemetry::chain(&error)
-                );
+                let message = telemetry::chain(&error);
+                // What is tried again and fails the same way is no news.
+                if self.problem.as_ref().map(|known| telemetry::chain(known)).as_ref() != Some(&message) {
+                    tracing::warn!(reason = error.reason(), "the desired revision does not serve: {message}");
+                }
                 self.problem = Some(error);
                 if self.serving.is_none() {
                     self.fall_back().await;
@@ -540,9 +540,17 @@ impl Reconciler {
         )
     }
 
-    /// Tells on the reconciler how it is.
+    /// Tells on the reconciler how it is; not while all goes well and is about to be listed, so that a host that starts writes nothing.
     async fn publish(&mut self) {
         let mut status = self.object.status.clone().unwrap_or_default();
+        let starting = self.serving.as_ref().is_some_and(|serving| {
+            let watching = serving.controller.watching();
+            let watching = watching.borrow();
+            !watching.synced && watching.failing.is_empty()
+        });
+        if starting && !status.conditions.is_empty() {
+            return;
+        }
         status.observed_generation = self.object.metadata.generation;
         status.desired_revision.clone_from(&self.desired);
         status.active_revision = None;
