@@ -61,7 +61,7 @@ enum Error {
     #[error("{0} is listed in the plugin's describe(), and is no proper kind")]
     KindName(KindName, #[source] kube::core::gvk::ParseGroupVersionError),
     #[error("the plugin reconciles {to}, and this reconciler has parents of {from}; make another reconciler for it")]
-    ParentKindChanged { from: Kind, to: Kind },
+    ParentKindChanged { from: String, to: String },
     #[error("spec.selector is no label selector")]
     Selector(#[source] kube::core::ParseExpressionError),
     #[error("failed to make a client that acts as the service account")]
@@ -356,10 +356,8 @@ impl Reconciler {
         if let Some(serving) = &self.serving
             && serving.controller.context.parent_kind.group_kind() != parent_kind.group_kind()
         {
-            return Err(Error::ParentKindChanged {
-                from: serving.controller.context.parent_kind.clone(),
-                to: parent_kind,
-            });
+            let from = serving.controller.context.parent_kind.to_string();
+            return Err(Error::ParentKindChanged { from, to: parent_kind.to_string() });
         }
         self.note_kinds(&child_kinds).await?;
         if revision.plugin.has_finalizer() && !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PropagationPolicy};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, PropagationPolicy};
 use serde_json::json;
 
 use crate::{
@@ -110,6 +110,77 @@ async fn a_killed_host_converges_after_create_update_and_delete_of_50_and_is_qui
             _ => {}
         }
     }
+    host.terminate();
+}
+
+/// Asks until the API server is there to answer.
+async fn persist<T>(mut ask: impl AsyncFnMut() -> Result<T, kube::Error>) {
+    eventually("the API server answers", async || match ask().await {
+        Ok(_) => Some(()),
+        // An earlier try may have come through without its answer.
+        Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => Some(()),
+        Err(_) => None,
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn fifty_parents_created_changed_and_deleted_at_once_converge_over_a_restart_of_the_api_server() {
+    let cluster = Cluster::start();
+    let host = cluster.run_host();
+    let ns = cluster.namespace("restart").await;
+    let third = PARENTS / 3;
+    let name = |n: usize| format!("app-{n:02}");
+    let app = |n: usize| -> DynamicObject {
+        let app = json!({"apiVersion": "mygroup.example.com/v1", "kind": "MyApp", "metadata": {"name": name(n)},
+            "spec": {"image": "nginx:1", "replicas": 1, "config": {"a": "1"}}});
+        serde_json::from_value(app).expect("it is an object")
+    };
+    // Two thirds exist before: one is going to be changed, one deleted.
+    for n in third..PARENTS {
+        ns.my_apps().create(&PostParams::default(), &app(n)).await.expect("it can be created");
+    }
+    eventually("they converge", async || {
+        (count(&ns, "mygroup.example.com/v1", "MyApp", converged).await == PARENTS - third).then_some(())
+    })
+    .await;
+
+    let my_apps = ns.my_apps();
+    let patch = Patch::Merge(json!({"spec": {"image": "nginx:2", "config": null}}));
+    let user = async |n: usize| {
+        tokio::time::sleep(Duration::from_millis(40 * u64::try_from(n % third).unwrap_or_default())).await;
+        match n / third {
+            0 => persist(async || my_apps.create(&PostParams::default(), &app(n)).await).await,
+            1 => persist(async || my_apps.patch(&name(n), &PatchParams::default(), &patch).await).await,
+            _ => persist(async || my_apps.delete(&name(n), &DeleteParams::default()).await).await,
+        }
+    };
+    let outage = async {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        cluster.control_plane.stop_api_server().expect("it stops");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        cluster.control_plane.start_api_server().expect("it starts");
+    };
+    tokio::join!(futures::future::join_all((0..PARENTS).map(user)), outage);
+
+    let left = 2 * third;
+    eventually("all converge, and nothing else is left", async || {
+        let list = ns.my_apps().list(&ListParams::default()).await.ok()?;
+        let deployments = ns.deployments().list(&ListParams::default()).await.ok()?;
+        let configs = ns.config_maps().list(&ListParams::default()).await.ok()?;
+        let image = |deployment: &&DynamicObject| {
+            deployment.data["spec"]["template"]["spec"]["containers"][0]["image"] == "nginx:2"
+        };
+        let owned = |config: &&DynamicObject| config.metadata.owner_references.is_some();
+        (list.items.len() == left
+            && list.items.iter().all(converged)
+            && deployments.items.len() == left
+            && deployments.items.iter().filter(image).count() == third
+            && configs.items.iter().filter(owned).count() == third)
+            .then_some(())
+    })
+    .await;
+    // The same process all along.
     host.terminate();
 }
 
