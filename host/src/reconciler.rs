@@ -44,7 +44,7 @@ use crate::{
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long the kinds of a new revision may take to be listed before it is given up, and tried again.
 const LISTING: Duration = Duration::from_secs(30);
-/// The finalizer on a reconciler whose parents carry finalizers.
+/// The finalizer on a reconciler, since its parents may carry finalizers.
 const RELEASE: &str = "pilothouse.dev/release";
 /// Who writes the status of reconcilers.
 const FIELD_MANAGER: &str = "pilothouse";
@@ -57,7 +57,7 @@ enum Error {
     #[error(transparent)]
     Plugin(#[from] plugin::LoadError),
     #[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
-    KindMissing(KindName, #[source] kube::Error),
+    KindMissing(KindName, #[source] Box<kube::Error>),
     #[error("{0} is listed in the plugin's describe(), and is no proper kind")]
     KindName(KindName, #[source] kube::core::gvk::ParseGroupVersionError),
     #[error("the plugin reconciles {to}, and this reconciler has parents of {from}; make another reconciler for it")]
@@ -165,7 +165,7 @@ impl Reconciler {
         let mut source = self.source();
         let mut wait = RETRY.0;
         loop {
-            self.bring_up(&mut specs).await;
+            self.bring_up(&mut specs, &stop).await;
             self.publish().await;
             let retry = self.problem.as_ref().map(|_| wait);
             wait = if retry.is_some() { (wait * 2).min(RETRY.1) } else { RETRY.0 };
@@ -240,12 +240,13 @@ impl Reconciler {
     }
 
     /// Brings up the revision that the spec asks for, unless it serves already; and if there is none that serves, the last good one.
-    async fn bring_up(&mut self, specs: &mut watch::Receiver<ClusterReconciler>) {
+    async fn bring_up(&mut self, specs: &mut watch::Receiver<ClusterReconciler>, stop: &CancellationToken) {
         let outcome = tokio::select! {
             biased;
             outcome = self.bring_up_desired() => outcome,
             // What was begun is about a spec that no longer holds.
             Ok(()) = specs.changed() => { specs.mark_changed(); return; }
+            () = stop.cancelled() => return,
         };
         match outcome {
             Ok(()) => self.problem = None,
@@ -360,7 +361,7 @@ impl Reconciler {
             return Err(Error::ParentKindChanged { from, to: parent_kind.to_string() });
         }
         self.note_kinds(&child_kinds).await?;
-        if revision.plugin.has_finalizer() && !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {
+        if !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {
             self.write_finalizer(true).await?;
         }
 
@@ -669,7 +670,7 @@ fn failures(watching: &Watching) -> String {
 async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
     let gvk = name.gvk().map_err(|error| Error::KindName(name.clone(), error))?;
     let served = discovery::pinned_kind(client, &gvk).await;
-    let (api, capabilities) = served.map_err(|error| Error::KindMissing(name.clone(), error))?;
+    let (api, capabilities) = served.map_err(|error| Error::KindMissing(name.clone(), error.into()))?;
     let has_status = capabilities
         .subresources
         .iter()
