@@ -26,7 +26,7 @@ pub enum Error {
         /// Which one.
         reference: ConfigMapRef,
         /// Why.
-        source: kube::Error,
+        source: Box<kube::Error>,
     },
 }
 
@@ -40,7 +40,7 @@ pub async fn fetch(client: &Client, source: &PluginSource) -> Result<Vec<u8>, Er
     let config_map = match api.get_opt(&reference.name).await {
         Ok(Some(config_map)) => config_map,
         Ok(None) => return Err(Error::NoConfigMap(reference.clone())),
-        Err(source) => return Err(Error::Read { reference: reference.clone(), source }),
+        Err(source) => return Err(Error::Read { reference: reference.clone(), source: source.into() }),
     };
     let bytes = config_map.binary_data.and_then(|mut data| data.remove(&reference.key));
     bytes.map(|bytes| bytes.0).ok_or_else(|| Error::NoKey(reference.clone()))
