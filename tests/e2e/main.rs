@@ -8,4 +8,5 @@ mod cluster;
 
 mod cases;
 mod crash;
+mod noop;
 mod seed;

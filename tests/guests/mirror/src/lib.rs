@@ -116,7 +116,10 @@ impl reconciler::Guest for Mirror {
                 { "apiVersion": "v1", "kind": "Secret" },
                 { "apiVersion": "v1", "kind": "Service" },
                 { "apiVersion": "v1", "kind": "ServiceAccount" },
+                { "apiVersion": "v1", "kind": "Pod" },
                 { "apiVersion": "apps/v1", "kind": "Deployment" },
+                { "apiVersion": "apps/v1", "kind": "StatefulSet" },
+                { "apiVersion": "networking.k8s.io/v1", "kind": "Ingress" },
             ],
             "crds": [crd],
         })
