@@ -33,6 +33,10 @@ pub fn binding(parent_uid: &str, kind: &str, child: &ObjectKey) -> String {
     format!("{parent_uid} {kind} {child}")
 }
 
+/// The annotation on every child that says what we last applied: the version of its scheme, and a digest of what the plugin wanted. It
+/// lets a host that remembers nothing see that there is nothing to do. Internal, as the label is.
+pub const APPLIED_ANNOTATION: &str = "internal.pilothouse.dev/applied";
+
 /// The domain of our labels, annotations and finalizers: plugins may not use it, nor one below it.
 pub const DOMAIN: &str = "pilothouse.dev";
 
@@ -73,6 +77,12 @@ impl Identity {
             [self.kind, namespace, &self.key.name, parent_group, parent_kind, parent_namespace, parent.name.as_str()];
         format!("{FIELD_MANAGER_PREFIX}{}", short_hash(&parts, 16))
     }
+}
+
+/// The value of [`APPLIED_ANNOTATION`]. The scheme is the rules by which a plugin's answer becomes what is sent: a host that sends
+/// something else for the same answer has to count it up.
+pub fn applied(digest: &[u8]) -> String {
+    format!("1:{}", hex(digest, 16))
 }
 
 /// The first `bytes` of the SHA-256 of the parts, in hex. No part of a Kubernetes name holds a line break.

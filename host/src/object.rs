@@ -1,7 +1,7 @@
 //! A Kubernetes object as the host keeps it: the raw JSON, and of its metadata just what the host decides by.
 //!
 //! Built once, when the object arrives from the API server. `metadata.managedFields` is taken out on the way, since plugins have
-//! no use for it and it is often half of the object; of it only our own entries are kept, for the no-op rule.
+//! no use for it and it is often half of the object; of it only our own entries are kept, for the no-op rule, and the names of the others.
 
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap, fmt, sync::Arc};
 
@@ -88,7 +88,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What one of our field managers owns of an object, from `metadata.managedFields`.
+/// The field manager that the API server invents, at an apply, for all that an object without `metadata.managedFields` has.
+pub const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+
+/// What one of our field managers owns of an object, from `metadata.managedFields`, or [`BEFORE_FIRST_APPLY`].
 #[derive(Clone, Debug)]
 pub struct OwnedFields {
     /// The field manager's name.
@@ -111,6 +114,8 @@ pub struct Object {
     owned: Vec<OwnedFields>,
     /// The parent's UID by label, and the annotation that goes with it; see [`identity::BINDING_ANNOTATION`].
     binding: Option<Box<(String, String)>>,
+    /// The names of the other managers of the object itself, each once.
+    other_managers: Vec<String>,
 }
 
 impl Object {
@@ -208,6 +213,22 @@ impl Object {
         }
         let labelled = serde_json::from_str::<Labelled>(&self.json).ok();
         labelled.and_then(|labelled| labelled.metadata.labels).unwrap_or_default()
+    }
+
+    /// Whether a field manager of this name owns something of the object itself, not of a subresource.
+    pub fn has_manager(&self, name: &str) -> bool {
+        let owned = self.owned.iter().filter(|entry| entry.subresource.is_empty()).map(|entry| &entry.manager);
+        self.other_managers.iter().chain(owned).any(|manager| manager == name)
+    }
+
+    /// Whether a manager of ours other than `manager` has applied it: the object was another parent's or reconciler's before.
+    pub fn has_older_apply_than(&self, manager: &str) -> bool {
+        self.owned.iter().any(|entry| {
+            entry.operation == "Apply"
+                && entry.subresource.is_empty()
+                && entry.manager != manager
+                && entry.manager.starts_with(FIELD_MANAGER_PREFIX)
+        })
     }
 
     /// Whether this is a later state than `other` of the same object. Resource versions are compared as the numbers
@@ -333,7 +354,7 @@ impl Object {
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
         let Members(members) = serde_json::from_str(text)?;
         let mut json = String::with_capacity(text.len());
-        let mut owned = Vec::new();
+        let (mut owned, mut other_managers) = (Vec::new(), Vec::new());
         let mut meta = ObjectMeta::default();
         write_members(&mut json, &members, |json, name, value| {
             if name != "metadata" {
@@ -342,7 +363,7 @@ impl Object {
             }
             let Members(mut metadata) = serde_json::from_str(value.get())?;
             if let Some(at) = metadata.iter().position(|(name, _)| name == "managedFields") {
-                owned = our_entries(metadata.remove(at).1)?;
+                (owned, other_managers) = entries(metadata.remove(at).1)?;
             }
             write_members(json, &metadata, |json, _, value| {
                 json.push_str(value.get());
@@ -355,7 +376,7 @@ impl Object {
         // Held once, in the JSON; who needs them parses them there.
         (meta.managed_fields, meta.annotations, meta.labels) = (None, None, None);
         json.shrink_to_fit();
-        Ok(Self { meta, json: json.into(), owned, binding })
+        Ok(Self { meta, json: json.into(), owned, binding, other_managers })
     }
 }
 
@@ -383,16 +404,23 @@ fn write_members(
     Ok(())
 }
 
-fn our_entries(managed_fields: &RawValue) -> Result<Vec<OwnedFields>, serde_json::Error> {
+/// Our own entries, and who has others of the object itself.
+fn entries(managed_fields: &RawValue) -> Result<(Vec<OwnedFields>, Vec<String>), serde_json::Error> {
     let entries: Option<Vec<ManagedFieldsEntry<'_>>> = serde_json::from_str(managed_fields.get())?;
-    let ours = entries.unwrap_or_default().into_iter().filter(|entry| entry.manager.starts_with(FIELD_MANAGER_PREFIX));
-    Ok(ours
-        .filter_map(|entry| {
-            let fields = entry.fields_v1?.to_owned();
-            let (manager, operation) = (entry.manager.into_owned(), entry.operation.into_owned());
-            Some(OwnedFields { manager, operation, subresource: entry.subresource.into_owned(), fields })
-        })
-        .collect())
+    let (mut owned, mut others) = (Vec::new(), Vec::new());
+    for entry in entries.unwrap_or_default() {
+        let manager = entry.manager.into_owned();
+        let kept = manager.starts_with(FIELD_MANAGER_PREFIX) || manager == BEFORE_FIRST_APPLY;
+        match entry.fields_v1 {
+            Some(fields) if kept => {
+                let (operation, subresource) = (entry.operation.into_owned(), entry.subresource.into_owned());
+                owned.push(OwnedFields { manager, operation, subresource, fields: fields.to_owned() });
+            }
+            _ if entry.subresource.is_empty() && !others.contains(&manager) => others.push(manager),
+            _ => {}
+        }
+    }
+    Ok((owned, others))
 }
 
 #[cfg(test)]
@@ -419,6 +447,10 @@ mod tests {
         let owned = object.owned_by("pilothouse/1", "Apply", "").unwrap();
         assert_eq!(owned.get(), r#"{"f:data":{"f:k":{}}}"#);
         assert!(object.owned_by("kubectl", "Update", "").is_none());
+        assert!(object.has_manager("kubectl") && object.has_manager("pilothouse/1"));
+        assert!(!object.has_manager("pilothouse/2"));
+        assert!(!object.has_older_apply_than("pilothouse/1"));
+        assert!(object.has_older_apply_than("pilothouse/2"));
         assert_eq!(object.controller_uid(), Some("p1"));
     }
 

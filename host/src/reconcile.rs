@@ -16,19 +16,26 @@ use kube::{Api, Client, core::Selector};
 use serde_json::json;
 use tokio::sync::watch;
 
+pub mod coverage;
 pub mod desired;
+pub mod failures;
+pub mod fields;
 pub mod finalizer;
+pub mod heal;
 pub mod plan;
 pub mod projection;
+pub mod quantity;
 pub mod remote;
 
 mod apply;
 mod events;
+mod managers;
+mod memory;
 mod observe;
 mod status;
 
 pub use self::events::Events;
-use self::{finalizer::Phase, plan::Owner, projection::projection, remote::Record};
+use self::{failures::Failures, finalizer::Phase, plan::Owner, remote::Record};
 use crate::{
     claims::Claims,
     crd::Limits,
@@ -37,7 +44,7 @@ use crate::{
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
     queue::{BACKOFF_CAP, Next},
     revision::Revision,
-    state::{Applied, ChildError, ChildKey, Desired, DesiredChild, Finalization, LastApply, Memory, Observed, Report},
+    state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Report},
     store::Store,
     telemetry,
 };
@@ -144,9 +151,9 @@ pub enum Error {
         /// How many children there are.
         children: usize,
     },
-    /// Children could not be brought to where they should be. Each with its name and cause.
-    #[error("{}", describe_failures(.0))]
-    Children(Vec<(String, ChildError)>),
+    /// Children could not be brought to where they should be.
+    #[error("{0}")]
+    Children(Failures),
 }
 
 const PRUNE_HELD: &str = "PruneHeld";
@@ -155,17 +162,6 @@ fn failure_message(failure: &Failure) -> &str {
     match failure {
         Failure::Retry(message) | Failure::RetryAfter(_, message) | Failure::Terminal(message) => message,
     }
-}
-
-fn describe_failures(failures: &[(String, ChildError)]) -> String {
-    /// A message on a condition is for a person: the first few say it.
-    const SHOWN: usize = 3;
-    let mut texts: Vec<_> =
-        failures.iter().take(SHOWN).map(|(child, error)| format!("{child}: {}", telemetry::chain(error))).collect();
-    if failures.len() > SHOWN {
-        texts.push(format!("and {} more children failed", failures.len() - SHOWN));
-    }
-    texts.join("; ")
 }
 
 impl Error {
@@ -180,12 +176,7 @@ impl Error {
             Self::Refused(_) => "PluginRetry",
             Self::NoCleanup => "NoCleanup",
             Self::PruneHeld { .. } => PRUNE_HELD,
-            Self::Children(failures) => match failures.first() {
-                Some((_, ChildError::NameCollision)) => "NameCollision",
-                Some((_, ChildError::Forbidden(_))) => "Forbidden",
-                Some((_, ChildError::Invalid(_))) => "ChildInvalid",
-                _ => "ApplyFailed",
-            },
+            Self::Children(failures) => failures.category(),
         }
     }
 
@@ -193,7 +184,7 @@ impl Error {
     fn is_conflict(&self) -> bool {
         match self {
             Self::Finalizer(finalizer::Error::Conflict(_) | finalizer::Error::Gone(_)) => true,
-            Self::Children(failures) => failures.iter().all(|(_, error)| matches!(error, ChildError::Conflict(_))),
+            Self::Children(failures) => failures.is_conflict(),
             _ => false,
         }
     }
@@ -204,6 +195,7 @@ impl Error {
             // Nothing in the cluster changes when the outside heals.
             Self::Refused(Failure::Terminal(_)) if deleting => Next::Failed(Some(BACKOFF_CAP)),
             Self::Refused(Failure::Terminal(_)) | Self::PruneHeld { .. } => Next::Terminal,
+            Self::Children(failures) if failures.is_waiting() => Next::Failed(Some(BACKOFF_CAP)),
             _ => Next::Failed(None),
         }
     }
@@ -479,7 +471,11 @@ async fn delete_remote(context: &Context, observed: &Observed) -> Result<bool, E
             Err(error) => failures.push((context.describe(&key), error)),
         }
     }
-    if failures.is_empty() { Ok(gone) } else { Err(Error::Children(failures)) }
+    if failures.is_empty() {
+        Ok(gone)
+    } else {
+        Err(Error::Children(Failures { children: failures, waiting_deletes: 0 }))
+    }
 }
 
 /// How long to wait for children that others hold before looking again; their end wakes the parent.
@@ -499,33 +495,20 @@ async fn bring_about(
         label: context.identity.label(),
         manager: &manager,
     };
-    let plan = plan::plan(observed, children, &memory.children, &owner);
-    for (key, resource_version) in &plan.unchanged {
-        if let Some(last) = memory.children.get_mut(key) {
-            last.resource_version.clone_from(resource_version);
-        }
-    }
+    let plan = plan::plan(observed, children, memory, &owner);
+    memory.planned(&plan);
     if !plan.applies.is_empty() || !plan.deletes.is_empty() {
         tracing::debug!(
             applies = plan.applies.len(),
             deletes = plan.deletes.len(),
             unchanged = plan.unchanged.len(),
+            recognized = plan.recognized.len(),
             "planned"
         );
     }
     let applied = apply::apply(context, plan, observed.parent.uid(), &manager).await;
-    for (key, digest, answer) in &applied.written {
-        let fields = answer.owned_by(&manager, "Apply", "");
-        match fields.and_then(|fields| projection(fields.get(), answer.json()).ok()) {
-            Some(projection) => {
-                let resource_version = answer.resource_version().to_owned();
-                memory.children.insert(key.clone(), LastApply { desired: *digest, projection, resource_version });
-            }
-            None => drop(memory.children.remove(key)),
-        }
-    }
-    for key in &applied.deleted {
-        memory.children.remove(key);
+    for (key, note) in memory.applied(&applied) {
+        context.events.publish_note(&observed.parent, &context.parent_kind, &context.describe(&key), &note).await;
     }
     if !applied.written.is_empty() || !applied.deleted.is_empty() {
         tracing::info!(applied = applied.written.len(), deleted = applied.deleted.len(), "children changed");
@@ -533,8 +516,8 @@ async fn bring_about(
     if applied.failures.is_empty() {
         return Ok(applied);
     }
-    let failures = applied.failures.into_iter().map(|(key, error)| (context.describe(&key), error));
-    Err(Error::Children(failures.collect()))
+    let children = applied.failures.into_iter().map(|(key, error)| (context.describe(&key), error)).collect();
+    Err(Error::Children(Failures { children, waiting_deletes: applied.waiting_deletes }))
 }
 
 /// The condition `Ready`, from the children as the store has them now.

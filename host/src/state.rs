@@ -54,6 +54,41 @@ pub struct DesiredChild {
     pub digest: Digest,
     /// Whether it cannot have an owner reference; see [`crate::reconcile::remote`].
     pub remote: bool,
+    /// How it is treated.
+    pub options: ChildOptions,
+}
+
+/// How a child is treated, as the plugin chose. What the keys mean is said in the contract (`child.options` in types.wit).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChildOptions {
+    /// `updateStrategy`.
+    pub update: UpdateStrategy,
+    /// `adoptionPolicy`.
+    pub adoption: AdoptionPolicy,
+    /// `adoptFieldManagers`.
+    pub adopt_field_managers: Vec<String>,
+}
+
+/// What to do when the API server refuses to change a field that cannot change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UpdateStrategy {
+    /// Report it.
+    #[default]
+    Apply,
+    /// Delete the child and make it anew.
+    Recreate,
+    /// Leave the child as it is until somebody deletes it.
+    OnDelete,
+}
+
+/// What to do with an object that has the name of a child.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdoptionPolicy {
+    /// Leave it alone and report it.
+    #[default]
+    Never,
+    /// Take it, if no controller owns it.
+    IfUnowned,
 }
 
 /// What a plugin tells of its parent.
@@ -94,6 +129,8 @@ pub struct Plan {
     pub deletes: Vec<ChildDelete>,
     /// Children that are as they should be, with the resource version at which that was seen.
     pub unchanged: Vec<(ChildKey, String)>,
+    /// Children that are as they should be, though nothing was remembered of them.
+    pub recognized: Vec<(ChildKey, LastApply)>,
     /// Children that are being deleted; their end wakes the parent.
     pub deleting: Vec<ChildKey>,
 }
@@ -109,6 +146,12 @@ pub struct ChildApply {
     pub digest: Digest,
     /// Whether the child is not there yet: the apply must create it.
     pub create: bool,
+    /// Whether the plugin wants something else than when the child was last applied: if not, somebody has changed the child.
+    pub changed: bool,
+    /// Whether fields of earlier managers become ours first.
+    pub fold: bool,
+    /// How it is treated.
+    pub options: ChildOptions,
 }
 
 /// One delete.
@@ -123,21 +166,39 @@ pub struct ChildDelete {
 /// What came of the plan.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// Children written, with the API server's answer.
-    pub written: Vec<(ChildKey, Digest, Arc<Object>)>,
+    /// Children written.
+    pub written: Vec<Written>,
+    /// Children that stay as they are until somebody deletes them, and what the API server said.
+    pub held: Vec<(ChildKey, Held, String)>,
     /// Children whose deletion was accepted.
     pub deleted: Vec<ChildKey>,
     /// Children that could not be written or deleted, and why.
     pub failures: Vec<(ChildKey, ChildError)>,
+    /// How many deletes wait until every child can be written.
+    pub waiting_deletes: usize,
     /// Whether the next pass would see something that this one did not.
     pub changed: bool,
+}
+
+/// A child that was applied.
+#[derive(Debug)]
+pub struct Written {
+    /// Which one.
+    pub key: ChildKey,
+    /// What to remember; none if the answer does not say what we own.
+    pub last: Option<LastApply>,
+    /// The fields that are not as they were sent, by path.
+    pub differences: Vec<String>,
 }
 
 /// Why a child could not be brought to where it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
     /// There is such an object, and it is not this parent's.
-    #[error("an object of this name exists and does not belong to this parent; delete or rename one of them")]
+    #[error(
+        "an object of this name exists and does not belong to this parent; delete or rename one of them, or let the plugin set \
+         adoptionPolicy IfUnowned if it may take an object that no controller owns"
+    )]
     NameCollision,
     /// It was changed, replaced or removed in between; the next pass sees the new state.
     #[error("it was changed at the same time")]
@@ -146,11 +207,47 @@ pub enum ChildError {
     #[error("the service account may not do this; see `pilothouse manifests` for the rights that it needs")]
     Forbidden(#[source] kube::Error),
     /// The API server finds it invalid.
-    #[error("the API server refuses it as invalid")]
+    #[error("the API server refuses it as invalid; correct what the plugin makes of this parent")]
     Invalid(#[source] kube::Error),
+    /// The plugin has changed a field that cannot be changed.
+    #[error(
+        "a field was changed that can be set only when the object is created; undo the change, delete the child, or let the plugin \
+         set updateStrategy Recreate or OnDelete"
+    )]
+    Immutable(#[source] kube::Error),
+    /// Somebody has changed the child, and an apply cannot undo it.
+    #[error("somebody changed it, and the API server refuses to change it back; undo that change, or delete the child")]
+    Drifted(#[source] kube::Error),
+    /// The namespace is being deleted; nothing can be made in it.
+    #[error("its namespace is being deleted")]
+    NamespaceTerminating(#[source] kube::Error),
+    /// Its namespace or its kind is not there.
+    #[error("its namespace or its kind does not exist; create it, and this goes on by itself")]
+    NotFound(#[source] kube::Error),
+    /// The API server cannot make sense of it: a field that this version of the kind does not have, most of the time.
+    #[error(
+        "the API server failed on it; if it names a field or a version, the plugin needs another version of the kind"
+    )]
+    Server(#[source] kube::Error),
     /// Anything else, most of it temporary.
     #[error("the request failed")]
     Request(#[source] kube::Error),
+}
+
+impl ChildError {
+    /// A stable name: the reason of the condition and the Event, the label of the metric.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::NameCollision => "NameCollision",
+            Self::Forbidden(_) => "Forbidden",
+            Self::Invalid(_) => "ChildInvalid",
+            Self::Immutable(_) => "ImmutableField",
+            Self::Drifted(_) => "ChildDrifted",
+            Self::NamespaceTerminating(_) => "NamespaceTerminating",
+            Self::NotFound(_) => "ChildNotFound",
+            Self::Conflict(_) | Self::Server(_) | Self::Request(_) => "ApplyFailed",
+        }
+    }
 }
 
 /// What the host remembers of a parent between two reconciles. All of it can be lost at any time: what is forgotten costs a
@@ -159,6 +256,10 @@ pub enum ChildError {
 pub struct Memory {
     /// Per child, what our last apply was and what came of it.
     pub children: HashMap<ChildKey, LastApply>,
+    /// The children that wait for somebody to delete them.
+    pub held: HashMap<ChildKey, Held>,
+    /// What was last told of a child: it is told once.
+    pub notes: HashMap<ChildKey, String>,
     /// The status that we last wrote, and what the API server made of it.
     pub status: Option<LastStatus>,
     /// The Events of the plugin's last answer.
@@ -180,6 +281,15 @@ pub struct LastApply {
     pub projection: Digest,
     /// The latest resource version at which both were seen to hold.
     pub resource_version: String,
+}
+
+/// A child that waits for somebody to delete it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Digest of what the plugin wants.
+    pub desired: Digest,
+    /// The object that cannot become that.
+    pub uid: String,
 }
 
 /// Our last write of a status.

@@ -8,6 +8,7 @@ mod cluster;
 
 mod cases;
 mod crash;
+mod noop;
 mod remote;
 mod seed;
 mod swap;

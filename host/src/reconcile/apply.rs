@@ -3,43 +3,64 @@
 //! Independent children are written at the same time, and one that fails stops none of the others; but nothing is deleted
 //! unless every write of the pass has succeeded (`C42`).
 
-use std::sync::Arc;
-
 use futures::{StreamExt as _, stream};
+use json_patch::{PatchOperation, ReplaceOperation, jsonptr::PointerBuf};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
+    Api, Resource,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
+    core::DynamicResourceScope,
+    discovery::ApiResource,
 };
+use serde_json::{Map, Value, json};
 
-use super::Context;
+use super::{Context, coverage::differences, heal::heal, managers, plan, projection::projection_of};
 use crate::{
+    identity,
     object::Object,
-    state::{Applied, ChildApply, ChildDelete, ChildError, ChildKey, Plan},
+    state::{
+        AdoptionPolicy, Applied, ChildApply, ChildDelete, ChildError, ChildKey, Held, LastApply, Plan, UpdateStrategy,
+        Written,
+    },
 };
 
 /// Writes under way at once for one parent. The API server takes more; other parents want some, too.
 const CONCURRENT_WRITES: usize = 8;
+/// How often a change of `managedFields` is tried from fresh when others write at the same time.
+const TRIES: usize = 3;
 
 /// Carries out the plan for the parent with this UID.
 pub(super) async fn apply(context: &Context, plan: Plan, parent_uid: &str, manager: &str) -> Applied {
     let mut applied = Applied::default();
+    let mut complete = true;
     let writes = stream::iter(plan.applies).map(|child| async move {
-        let result = write(context, &child, parent_uid, manager).await;
+        let write = Write { context, api: api(context, &child.key), child: &child, parent_uid, manager };
+        let result = write.run().await;
         (child, result)
     });
     let mut writes = writes.buffer_unordered(CONCURRENT_WRITES);
     while let Some((child, result)) = writes.next().await {
         match result {
-            Ok(answer) => {
-                let seen = context.children[child.key.kind].apply(answer.clone());
+            Ok(Outcome::Written(answer)) => {
+                applied.written.push(written(&child, &answer, manager));
+                let seen = context.children[child.key.kind].apply(*answer);
                 applied.changed |= seen.is_some();
-                applied.written.push((child.key, child.digest, Arc::new(answer)));
+            }
+            Ok(Outcome::Held { uid, why }) => {
+                complete = false;
+                applied.held.push((child.key, Held { desired: child.digest, uid }, why));
+            }
+            Ok(Outcome::Recreating) => {
+                complete = false;
+                applied.changed = true;
+                applied.deleted.push(child.key);
             }
             Err(error) => applied.failures.push((child.key, error)),
         }
     }
     drop(writes);
-    if !applied.failures.is_empty() {
+    if !complete || !applied.failures.is_empty() {
+        applied.waiting_deletes = plan.deletes.len();
         return applied;
     }
     let deletes = stream::iter(plan.deletes).map(|child| async move {
@@ -59,37 +80,244 @@ pub(super) async fn apply(context: &Context, plan: Plan, parent_uid: &str, manag
     applied
 }
 
-async fn write(context: &Context, child: &ChildApply, parent_uid: &str, manager: &str) -> Result<Object, ChildError> {
-    let api = api(context, &child.key);
-    let params = PatchParams::apply(manager).force();
-    let name = &child.key.object.name;
-    let conflict = match api.patch(name, &params, &Patch::Apply(&child.body)).await {
-        Ok(answer) => return Ok(answer),
-        Err(error) => match ChildError::from(error) {
-            ChildError::Conflict(conflict) => conflict,
-            error => return Err(error),
-        },
+/// What to remember and to tell of an answer.
+fn written(child: &ChildApply, answer: &Object, manager: &str) -> Written {
+    let fields = answer.owned_by(manager, "Apply", "").and_then(|fields| serde_json::from_str(fields.get()).ok());
+    let (Some(fields), Ok(live)) = (fields, serde_json::from_str::<Value>(answer.json())) else {
+        return Written { key: child.key.clone(), last: None, differences: Vec::new() };
     };
-    // Something is there that the store does not show, or not what the store shows: look.
-    match read_again(context, &child.key).await? {
-        Some(live) if child.create => {
-            let ours = match live.parent_uid(&context.child_kinds[child.key.kind].group_kind()) {
-                Some(uid) => uid == parent_uid,
-                // Our own apply made it, and somebody took the owner reference away.
-                None => live.owned_by(manager, "Apply", "").is_some(),
-            };
-            if !ours {
-                return Err(ChildError::NameCollision);
-            }
-            let mut body = child.body.clone();
-            if let Some(metadata) = body.get_mut("metadata").and_then(|metadata| metadata.as_object_mut()) {
-                metadata.remove("resourceVersion");
-                metadata.insert("uid".to_owned(), live.uid().into());
-            }
-            Ok(api.patch(name, &params, &Patch::Apply(&body)).await?)
+    let last = LastApply {
+        desired: child.digest,
+        projection: projection_of(&fields, &live),
+        resource_version: answer.resource_version().to_owned(),
+    };
+    let differences = differences(&child.body, &fields, &live).iter().map(ToString::to_string).collect();
+    Written { key: child.key.clone(), last: Some(last), differences }
+}
+
+/// How a write ended, if not with an error.
+enum Outcome {
+    /// The child is as the plugin wants it, as far as the API server lets it.
+    Written(Box<Object>),
+    /// It stays as it is until somebody deletes it.
+    Held { uid: String, why: String },
+    /// It is being deleted, to be made anew.
+    Recreating,
+}
+
+/// One child being written.
+struct Write<'a> {
+    context: &'a Context,
+    api: Api<Object>,
+    child: &'a ChildApply,
+    parent_uid: &'a str,
+    manager: &'a str,
+}
+
+impl Write<'_> {
+    async fn run(&self) -> Result<Outcome, ChildError> {
+        if self.child.fold {
+            self.fold().await?;
         }
-        _ => Err(ChildError::Conflict(conflict)),
+        let error = match self.apply(&self.child.body).await {
+            Ok(answer) => return self.written(answer).await,
+            Err(error) => ChildError::from(error),
+        };
+        match error {
+            ChildError::Conflict(conflict) if self.child.create => self.take(conflict).await,
+            ChildError::Conflict(conflict) => {
+                // Something is there that is not what the store shows: look.
+                read_again(self.context, &self.child.key).await?;
+                Err(ChildError::Conflict(conflict))
+            }
+            ChildError::Invalid(refusal) if !self.child.create => {
+                self.refused(refusal, &self.child.body, self.child.changed).await
+            }
+            error => Err(error),
+        }
     }
+
+    fn name(&self) -> &str {
+        &self.child.key.object.name
+    }
+
+    async fn apply(&self, body: &Map<String, Value>) -> Result<Object, kube::Error> {
+        self.api.patch(self.name(), &PatchParams::apply(self.manager).force(), &Patch::Apply(body)).await
+    }
+
+    /// The end of an apply that succeeded: nobody else may be left to own what only we do.
+    async fn written(&self, answer: Object) -> Result<Outcome, ChildError> {
+        if !managers::has_repeats(&answer, self.manager) {
+            return Ok(Outcome::Written(Box::new(answer)));
+        }
+        let released = self.rewrite_managers(|entries| managers::release(entries, self.manager)).await?;
+        Ok(Outcome::Written(Box::new(released.unwrap_or(answer))))
+    }
+
+    async fn fold(&self) -> Result<(), ChildError> {
+        let api_version = &self.context.child_kinds[self.child.key.kind].api.api_version;
+        let legacy = &self.child.options.adopt_field_managers;
+        let folded =
+            self.rewrite_managers(|entries| managers::fold(entries, self.manager, api_version, legacy)).await?;
+        if folded.is_some() {
+            tracing::info!("fields of earlier managers of {} are ours now", self.context.describe(&self.child.key));
+        }
+        Ok(())
+    }
+
+    /// Changes `metadata.managedFields` of what is there now, and nothing else. None: there was nothing to change.
+    async fn rewrite_managers(
+        &self,
+        rewrite: impl Fn(&[ManagedFieldsEntry]) -> Option<Vec<ManagedFieldsEntry>>,
+    ) -> Result<Option<Object>, ChildError> {
+        let mut tries = 0;
+        loop {
+            let meta = self.api.get_metadata(self.name()).await.map_err(gone_is_conflict)?.metadata;
+            let Some(entries) = rewrite(meta.managed_fields.as_deref().unwrap_or_default()) else { return Ok(None) };
+            let pointer = |name| PointerBuf::from_tokens(["metadata", name]);
+            let replace = |name, value| PatchOperation::Replace(ReplaceOperation { path: pointer(name), value });
+            let patch = json_patch::Patch(vec![
+                replace("managedFields", json!(entries)),
+                // Checked by the API server against what is there: 409 if others have written in between.
+                replace("resourceVersion", json!(meta.resource_version)),
+            ]);
+            tries += 1;
+            match self.api.patch(self.name(), &PatchParams::default(), &Patch::<()>::Json(patch)).await {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(error) if is_status(&error, 409) && tries < TRIES => {}
+                Err(error) => return Err(gone_is_conflict(error)),
+            }
+        }
+    }
+
+    /// The child was to be created, and something of its name is there.
+    async fn take(&self, conflict: kube::Error) -> Result<Outcome, ChildError> {
+        let Some(live) = read_again(self.context, &self.child.key).await? else {
+            return Err(ChildError::Conflict(conflict));
+        };
+        let kind = self.context.child_kinds[self.child.key.kind].group_kind();
+        let may_take = match live.parent_uid(&kind) {
+            Some(uid) => uid == self.parent_uid,
+            // Our own apply made it, and somebody took the owner reference away; or the plugin wants it all the same.
+            None => {
+                live.owned_by(self.manager, "Apply", "").is_some()
+                    || (self.child.options.adoption == AdoptionPolicy::IfUnowned && !live.is_deleting())
+            }
+        };
+        if !may_take {
+            return Err(ChildError::NameCollision);
+        }
+        if managers::has_legacy(&live, self.manager, &self.child.options.adopt_field_managers) {
+            self.fold().await?;
+        }
+        let mut body = self.child.body.clone();
+        if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
+            metadata.remove("resourceVersion");
+            metadata.insert("uid".to_owned(), live.uid().into());
+        }
+        match self.apply(&body).await {
+            Ok(answer) => self.written(answer).await,
+            Err(error) if is_status(&error, 422) => {
+                let json: Value = serde_json::from_str(live.json()).unwrap_or_default();
+                let changed = plan::applied_for(&json) != Some(identity::applied(&self.child.digest).as_str());
+                self.refused(error, &body, changed).await
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The API server refuses to make `body` of what is there: because of `body`, because of what is there, or because of both together.
+    async fn refused(
+        &self,
+        refusal: kube::Error,
+        body: &Map<String, Value>,
+        changed: bool,
+    ) -> Result<Outcome, ChildError> {
+        if !is_status(&refusal, 422) {
+            return Err(ChildError::Invalid(refusal));
+        }
+        if changed {
+            match self.create_dry(body).await {
+                // The object as such is fine, only the step to it is refused.
+                Err(error) if is_status(&error, 409) => {}
+                Err(error) if is_status(&error, 422) => return Err(ChildError::Invalid(error)),
+                Err(_) => return Err(ChildError::Invalid(refusal)),
+                Ok(()) => return Err(ChildError::Conflict(refusal)),
+            }
+        }
+        let uid = body.get("metadata").and_then(|metadata| metadata.get("uid")).and_then(Value::as_str);
+        let live = read_again(self.context, &self.child.key).await?.filter(|live| Some(live.uid()) == uid);
+        let Some(live) = live else { return Err(ChildError::Conflict(refusal)) };
+        let json: Value = serde_json::from_str(live.json()).unwrap_or_default();
+        let fields = live.owned_by(self.manager, "Apply", "").map(|fields| serde_json::from_str(fields.get()));
+        let fields: Value = fields.and_then(Result::ok).unwrap_or_default();
+        if let Some(patch) = heal(refused_fields(&refusal), body, &fields, &json)
+            && let Some(answer) = self.replace(patch, body).await?
+        {
+            tracing::info!("{} is brought back by a patch, since no apply can", self.context.describe(&self.child.key));
+            return self.written(answer).await;
+        }
+        if !changed {
+            // Nobody took a field of ours: it has been so since our last apply, which the API server took.
+            let ours = differences(body, &fields, &json).iter().all(|difference| difference.owned);
+            return if ours { Ok(Outcome::Written(Box::new(live))) } else { Err(ChildError::Drifted(refusal)) };
+        }
+        match self.child.options.update {
+            UpdateStrategy::Apply => Err(ChildError::Immutable(refusal)),
+            UpdateStrategy::OnDelete => Ok(Outcome::Held { uid: live.uid().to_owned(), why: refusal.to_string() }),
+            UpdateStrategy::Recreate => {
+                tracing::info!("{} is deleted to be made anew: {refusal}", self.context.describe(&self.child.key));
+                let child = ChildDelete { key: self.child.key.clone(), uid: live.uid().to_owned() };
+                delete(self.context, &child).await.map(|()| Outcome::Recreating)
+            }
+        }
+    }
+
+    /// Asks whether the API server would take the object if it were not there.
+    async fn create_dry(&self, body: &Map<String, Value>) -> Result<(), kube::Error> {
+        let mut object = Value::from(body.clone());
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("uid");
+            metadata.remove("resourceVersion");
+        }
+        let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+        let params = PostParams { dry_run: true, field_manager: Some(self.manager.to_owned()) };
+        of_kind::<DynamicObject>(self.context, &self.child.key).create(&params, &object).await.map(drop)
+    }
+
+    /// Puts ours in the place of what an apply cannot change, and applies. None: the API server does not take that either.
+    async fn replace(&self, patch: json_patch::Patch, body: &Map<String, Value>) -> Result<Option<Object>, ChildError> {
+        let params = PatchParams { field_manager: Some(self.manager.to_owned()), ..PatchParams::default() };
+        let patched = self.api.patch(self.name(), &params, &Patch::<()>::Json(patch)).await;
+        let answer = match patched {
+            Ok(_) => self.apply(body).await,
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if is_status(&error, 422) => Ok(None),
+            Err(error) => Err(gone_is_conflict(error)),
+        }
+    }
+}
+
+/// Of an object that was there a moment ago.
+fn gone_is_conflict(error: kube::Error) -> ChildError {
+    if is_status(&error, 404) { ChildError::Conflict(error) } else { error.into() }
+}
+
+/// The fields that the API server names in a refusal.
+fn refused_fields(refusal: &kube::Error) -> Vec<&str> {
+    causes(refusal).map(|(_, field)| field).collect()
+}
+
+/// The causes of an error, as reason and field.
+fn causes(error: &kube::Error) -> impl Iterator<Item = (&str, &str)> {
+    let details = match error {
+        kube::Error::Api(status) => status.details.as_ref(),
+        _ => None,
+    };
+    details.into_iter().flat_map(|details| &details.causes).map(|cause| (cause.reason.as_str(), cause.field.as_str()))
 }
 
 async fn delete(context: &Context, child: &ChildDelete) -> Result<(), ChildError> {
@@ -156,6 +384,13 @@ async fn read_again(context: &Context, key: &ChildKey) -> Result<Option<Object>,
 }
 
 fn api(context: &Context, key: &ChildKey) -> Api<Object> {
+    of_kind(context, key)
+}
+
+fn of_kind<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>(
+    context: &Context,
+    key: &ChildKey,
+) -> Api<K> {
     let kind = &context.child_kinds[key.kind];
     match &key.object.namespace {
         Some(namespace) => Api::namespaced_with(context.client.clone(), namespace, &kind.api),
@@ -172,8 +407,13 @@ impl From<kube::Error> for ChildError {
         match &error {
             kube::Error::Api(status) => match status.code {
                 409 => Self::Conflict(error),
+                403 if causes(&error).any(|(reason, _)| reason == "NamespaceTerminating") => {
+                    Self::NamespaceTerminating(error)
+                }
                 403 => Self::Forbidden(error),
+                404 => Self::NotFound(error),
                 422 | 400 => Self::Invalid(error),
+                500 => Self::Server(error),
                 _ => Self::Request(error),
             },
             _ => Self::Request(error),

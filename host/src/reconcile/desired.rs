@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 use super::projection::digest_object;
 use crate::{
     identity::DOMAIN,
-    object::{Kind, Object, ObjectKey},
+    object::{FIELD_MANAGER_PREFIX, Kind, Object, ObjectKey},
     plugin::{Answer, Child, Cleanup, Condition, Event, FinalizeAnswer, Next, describe::KindName},
-    state::{ChildKey, Desired, DesiredChild, Finalization, Report},
+    state::{AdoptionPolicy, ChildKey, ChildOptions, Desired, DesiredChild, Finalization, Report, UpdateStrategy},
 };
 
 /// Parts of a child's metadata that the host or the API server decides.
@@ -114,7 +114,7 @@ impl Rules<'_> {
     }
 
     fn child(&self, path: &str, child: Child) -> Result<DesiredChild, Error> {
-        no_keys(&format!("{path}.options"), &child.options)?;
+        let options = options(&format!("{path}.options"), &child.options)?;
         let path = format!("{path}.object");
         let mut object = json_object(&path, &child.object)?;
         let place = self.kind(&path, &object)?;
@@ -149,7 +149,7 @@ impl Rules<'_> {
         let of_parent = self.parent.key().namespace;
         let remote = of_parent.is_some() && of_parent != namespace;
         let key = ChildKey { kind: place, object: ObjectKey { namespace, name } };
-        Ok(DesiredChild { key, object, digest, remote })
+        Ok(DesiredChild { key, object, digest, remote, options })
     }
 
     fn kind(&self, path: &str, object: &Map<String, Value>) -> Result<usize, Error> {
@@ -302,8 +302,63 @@ fn no_keys(path: &str, text: &str) -> Result<(), Error> {
     }
     match json_object(path, text)?.keys().next() {
         None => Ok(()),
-        Some(key) => refuse(format!("{path}.{key}"), "is not known to this host; it may be too old for this plugin"),
+        Some(key) => unknown(path, key),
     }
+}
+
+fn unknown<T>(path: &str, key: &str) -> Result<T, Error> {
+    refuse(format!("{path}.{key}"), "is not known to this host; it may be too old for this plugin")
+}
+
+fn options(path: &str, text: &str) -> Result<ChildOptions, Error> {
+    let mut options = ChildOptions::default();
+    if text == "{}" {
+        return Ok(options);
+    }
+    for (key, value) in json_object(path, text)? {
+        let path_of_key = format!("{path}.{key}");
+        match key.as_str() {
+            "updateStrategy" => {
+                let known = [
+                    ("Apply", UpdateStrategy::Apply),
+                    ("Recreate", UpdateStrategy::Recreate),
+                    ("OnDelete", UpdateStrategy::OnDelete),
+                ];
+                options.update = one_of(&path_of_key, &value, &known)?;
+            }
+            "adoptionPolicy" => {
+                let known = [("Never", AdoptionPolicy::Never), ("IfUnowned", AdoptionPolicy::IfUnowned)];
+                options.adoption = one_of(&path_of_key, &value, &known)?;
+            }
+            "adoptFieldManagers" => options.adopt_field_managers = field_managers(&path_of_key, value)?,
+            _ => return unknown(path, &key),
+        }
+    }
+    Ok(options)
+}
+
+fn one_of<T: Copy>(path: &str, value: &Value, known: &[(&str, T)]) -> Result<T, Error> {
+    let found = known.iter().find(|(name, _)| value.as_str() == Some(name));
+    found.map(|(_, found)| *found).map_or_else(
+        || {
+            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+            refuse(path, format!("is {value}; it must be one of {}", names.join(", ")))
+        },
+        Ok,
+    )
+}
+
+fn field_managers(path: &str, value: Value) -> Result<Vec<String>, Error> {
+    let Value::Array(names) = value else { return refuse(path, "is not a list of field managers") };
+    let name = |(at, name)| match name {
+        Value::String(name) if name.starts_with(FIELD_MANAGER_PREFIX) => refuse(
+            format!("{path}[{at}]"),
+            "is a field manager of the host, which adopts those by itself; leave it out",
+        ),
+        Value::String(name) if !name.is_empty() => Ok(name),
+        _ => refuse(format!("{path}[{at}]"), "is not the name of a field manager"),
+    };
+    names.into_iter().enumerate().map(name).collect()
 }
 
 #[cfg(test)]
@@ -429,6 +484,39 @@ mod tests {
         let child = Child { object: "{\"a\":".to_owned(), options: "{}".to_owned() };
         let answer = Answer { children: vec![child], extra: "{}".to_owned(), ..Answer::default() };
         assert!(check_answer(answer).unwrap_err().starts_with("children[0].object: is not JSON"));
+    }
+
+    #[test]
+    fn options_are_read_and_what_is_wrong_in_them_is_refused_by_path() {
+        let with = |options: Value| {
+            let child = Child { object: config_map("a").to_string(), options: options.to_string() };
+            let answer = Answer { children: vec![child], extra: "{}".to_owned(), ..Answer::default() };
+            check_answer(answer).map(|desired| desired.children[0].options.clone())
+        };
+        let expected = ChildOptions {
+            update: UpdateStrategy::Recreate,
+            adoption: AdoptionPolicy::IfUnowned,
+            adopt_field_managers: vec!["old".to_owned()],
+        };
+        let options =
+            json!({"updateStrategy": "Recreate", "adoptionPolicy": "IfUnowned", "adoptFieldManagers": ["old"]});
+        assert_eq!(with(options), Ok(expected));
+        assert_eq!(with(json!({"updateStrategy": "Apply", "adoptFieldManagers": []})), Ok(ChildOptions::default()));
+        for (options, error) in [
+            (
+                json!({"updateStrategy": "recreate"}),
+                "children[0].options.updateStrategy: is \"recreate\"; it must be one of Apply,",
+            ),
+            (json!({"adoptionPolicy": true}), "children[0].options.adoptionPolicy: is true"),
+            (json!({"adoptFieldManagers": "old"}), "children[0].options.adoptFieldManagers: is not a list"),
+            (json!({"adoptFieldManagers": ["a", ""]}), "children[0].options.adoptFieldManagers[1]"),
+            (json!({"adoptFieldManagers": ["pilothouse/1"]}), "children[0].options.adoptFieldManagers[0]"),
+            (json!({"deletionPolicy": "Orphan"}), "children[0].options.deletionPolicy"),
+            (json!([]), "children[0].options: is not a JSON object"),
+        ] {
+            let refused = with(options).unwrap_err();
+            assert!(refused.starts_with(error), "{refused}");
+        }
     }
 
     #[test]

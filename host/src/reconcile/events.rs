@@ -6,6 +6,7 @@ use kube::{
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 
+use super::memory::Note;
 use crate::{
     object::{Kind, Object},
     plugin::{self, EventKind},
@@ -53,6 +54,13 @@ impl Events {
         }
         last.clear();
         last.extend_from_slice(events);
+    }
+
+    /// Something about a child that is no error.
+    pub(super) async fn publish_note(&self, parent: &Object, kind: &Kind, child: &str, note: &Note) {
+        let message = format!("{child}: {}", note.message);
+        tracing::warn!(reason = note.reason, "{message}");
+        self.publish(parent, kind, EventType::Warning, note.reason, &message).await;
     }
 
     async fn publish(&self, parent: &Object, kind: &Kind, type_: EventType, reason: &str, note: &str) {

@@ -4,11 +4,15 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::projection::projection;
+use super::{
+    coverage::differences,
+    managers,
+    projection::{projection, projection_of},
+};
 use crate::{
-    identity::{BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, binding},
+    identity::{APPLIED_ANNOTATION, BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, applied, binding},
     object::{Kind, Object},
-    state::{ChildApply, ChildDelete, ChildKey, DesiredChild, LastApply, Observed, Plan},
+    state::{ChildApply, ChildDelete, DesiredChild, Held, LastApply, Memory, Observed, Plan},
 };
 
 /// Whose children they are to be.
@@ -26,27 +30,45 @@ pub struct Owner<'a> {
 /// What to do so that `observed` becomes `desired`.
 ///
 /// A child that is as it should be is left alone: its plugin wants what it wanted at our last apply, and nothing of ours has
-/// changed since (see [`projection`]). A child that is being deleted is left alone, too; its end will wake the parent.
-pub fn plan(
-    observed: &Observed,
-    desired: &[DesiredChild],
-    memory: &HashMap<ChildKey, LastApply>,
-    owner: &Owner<'_>,
-) -> Plan {
+/// changed since (see [`projection`]). If nothing is remembered, it is compared with all that we would send (see [`differences`]). A
+/// child that is being deleted is left alone, too; its end will wake the parent.
+pub fn plan(observed: &Observed, desired: &[DesiredChild], memory: &Memory, owner: &Owner<'_>) -> Plan {
     let live: HashMap<_, _> = observed.children.iter().map(|(key, child)| (key, child.as_ref())).collect();
     let mut plan = Plan::default();
     for child in desired {
-        match live.get(&child.key) {
-            Some(live) if live.is_deleting() => plan.deleting.push(child.key.clone()),
-            Some(live) if is_unchanged(live, child, memory.get(&child.key), owner.manager) => {
-                plan.unchanged.push((child.key.clone(), live.resource_version().to_owned()));
-            }
-            live => plan.applies.push(ChildApply {
-                key: child.key.clone(),
-                body: body(child, live.map(|live| live.uid()), &observed.parent, owner),
-                digest: child.digest,
-                create: live.is_none(),
-            }),
+        let apply = |body, changed, fold| ChildApply {
+            key: child.key.clone(),
+            body,
+            digest: child.digest,
+            create: !live.contains_key(&child.key),
+            changed,
+            fold,
+            options: child.options.clone(),
+        };
+        let Some(live) = live.get(&child.key) else {
+            plan.applies.push(apply(body(child, None, &observed.parent, owner), true, false));
+            continue;
+        };
+        if live.is_deleting() {
+            plan.deleting.push(child.key.clone());
+            continue;
+        }
+        let last = memory.children.get(&child.key);
+        let fold = managers::has_legacy(live, owner.manager, &child.options.adopt_field_managers);
+        if !fold && last.is_some_and(|last| is_unchanged(live, child, last, owner.manager)) {
+            plan.unchanged.push((child.key.clone(), live.resource_version().to_owned()));
+            continue;
+        }
+        if memory.held.get(&child.key).is_some_and(|held| is_held(held, child, live)) {
+            continue;
+        }
+        let body = body(child, Some(live.uid()), &observed.parent, owner);
+        match last {
+            Some(last) => plan.applies.push(apply(body, last.desired != child.digest, fold)),
+            None => match recognize(live, child, &body, owner.manager) {
+                Recognized::Same(last) if !fold => plan.recognized.push((child.key.clone(), last)),
+                recognized => plan.applies.push(apply(body, matches!(recognized, Recognized::Changed), fold)),
+            },
         }
     }
     let wanted: std::collections::HashSet<_> = desired.iter().map(|child| &child.key).collect();
@@ -60,8 +82,10 @@ pub fn plan(
     plan
 }
 
-fn is_unchanged(live: &Object, child: &DesiredChild, last: Option<&LastApply>, manager: &str) -> bool {
-    let Some(last) = last.filter(|last| last.desired == child.digest) else { return false };
+fn is_unchanged(live: &Object, child: &DesiredChild, last: &LastApply, manager: &str) -> bool {
+    if last.desired != child.digest {
+        return false;
+    }
     if last.resource_version == live.resource_version() {
         return true;
     }
@@ -69,11 +93,48 @@ fn is_unchanged(live: &Object, child: &DesiredChild, last: Option<&LastApply>, m
     fields.and_then(|fields| projection(fields.get(), live.json()).ok()) == Some(last.projection)
 }
 
-/// What is sent: what the plugin decides, our label and owner reference, and the one object that may be meant.
+fn is_held(held: &Held, child: &DesiredChild, live: &Object) -> bool {
+    held.desired == child.digest && held.uid == live.uid()
+}
+
+/// What a live child is to a host that remembers nothing of it.
+enum Recognized {
+    /// Just what we would send; the apply that made it so is remembered.
+    Same(LastApply),
+    /// Applied for what the plugin still wants, and something has happened to it.
+    Drifted,
+    /// Applied for something else, or never.
+    Changed,
+}
+
+fn recognize(live: &Object, child: &DesiredChild, body: &Map<String, Value>, manager: &str) -> Recognized {
+    let Ok(json) = serde_json::from_str::<Value>(live.json()) else { return Recognized::Changed };
+    if applied_for(&json) != Some(applied(&child.digest).as_str()) {
+        return Recognized::Changed;
+    }
+    let fields = live.owned_by(manager, "Apply", "").and_then(|fields| serde_json::from_str(fields.get()).ok());
+    let Some(fields) = fields else { return Recognized::Drifted };
+    if managers::has_repeats(live, manager) || !differences(body, &fields, &json).is_empty() {
+        return Recognized::Drifted;
+    }
+    Recognized::Same(LastApply {
+        desired: child.digest,
+        projection: projection_of(&fields, &json),
+        resource_version: live.resource_version().to_owned(),
+    })
+}
+
+/// The value of our annotation on a live child.
+pub(super) fn applied_for(live: &Value) -> Option<&str> {
+    live.get("metadata")?.get("annotations")?.get(APPLIED_ANNOTATION)?.as_str()
+}
+
+/// What is sent: what the plugin decides, our marks and owner reference, and the one object that may be meant.
 fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<'_>) -> Map<String, Value> {
     let mut body = child.object.clone();
     if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
         mark(metadata, "labels", RECONCILER_LABEL, owner.label);
+        mark(metadata, "annotations", APPLIED_ANNOTATION, &applied(&child.digest));
         if child.remote {
             let kind = owner.child_kinds[child.key.kind].group_kind();
             mark(metadata, "labels", PARENT_LABEL, parent.uid());
@@ -124,6 +185,7 @@ mod tests {
     use crate::{
         object::ObjectKey,
         reconcile::{projection::digest_object, remote::Record},
+        state::{ChildKey, ChildOptions},
     };
 
     const MANAGER: &str = "pilothouse/1";
@@ -146,7 +208,13 @@ mod tests {
         let object = json!({"apiVersion": api.api_version, "kind": api.kind,
             "metadata": {"name": name, "namespace": "n"}, "data": {"k": value}});
         let Value::Object(object) = object else { unreachable!() };
-        DesiredChild { key: key(name), digest: digest_object(&object), object, remote: false }
+        DesiredChild {
+            key: key(name),
+            digest: digest_object(&object),
+            object,
+            remote: false,
+            options: ChildOptions::default(),
+        }
     }
 
     fn live(name: &str, value: &str, version: &str, extra: &str) -> Arc<Object> {
@@ -171,12 +239,109 @@ mod tests {
         let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
         let children = children.iter().map(|child| (key(child.name()), child.clone())).collect();
         let observed = Observed { parent: Arc::new(parent), children, record: None };
-        plan(
-            &observed,
-            desired,
-            memory,
-            &Owner { kind: &parent_kind(), child_kinds: &child_kinds(), label: "c-x-1", manager: MANAGER },
-        )
+        let memory = Memory { children: memory.clone(), ..Memory::default() };
+        plan(&observed, desired, &memory, &owner(&parent_kind(), &child_kinds()))
+    }
+
+    fn owner<'a>(kind: &'a Kind, child_kinds: &'a [Kind]) -> Owner<'a> {
+        Owner { kind, child_kinds, label: "c-x-1", manager: MANAGER }
+    }
+
+    /// The child as our apply leaves it.
+    fn in_sync(child: &DesiredChild) -> Value {
+        let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
+        let mut live = Value::from(body(child, Some("u-a"), &parent, &owner(&parent_kind(), &child_kinds())));
+        live["metadata"]["resourceVersion"] = "5".into();
+        live["metadata"]["managedFields"] = json!([{"manager": MANAGER, "operation": "Apply", "fieldsV1": {
+            "f:metadata": {"f:labels": {format!("f:{RECONCILER_LABEL}"): {}}, "f:annotations": {format!("f:{APPLIED_ANNOTATION}"): {}},
+                "f:ownerReferences": {"k:{\"uid\":\"u-p\"}": {}}},
+            "f:data": {"f:k": {}}}}]);
+        live
+    }
+
+    fn plan_after_restart(live: &Value, child: &DesiredChild) -> Plan {
+        let live = Arc::new(Object::from_json(&live.to_string()).unwrap());
+        plan_for(&[live], std::slice::from_ref(child), &HashMap::new())
+    }
+
+    #[test]
+    fn a_child_in_sync_is_recognized_after_a_restart() {
+        let child = wanted("a", "1");
+        let plan = plan_after_restart(&in_sync(&child), &child);
+        let [(known, last)] = plan.recognized.as_slice() else { panic!("{plan:?}") };
+        assert_eq!((known, last.desired, plan.applies.len()), (&child.key, child.digest, 0));
+        // From here on it is as after an apply.
+        let live = Arc::new(Object::from_json(&in_sync(&child).to_string()).unwrap());
+        let memory = HashMap::from([(known.clone(), last.clone())]);
+        assert_eq!(plan_for(&[live], std::slice::from_ref(&child), &memory).unchanged.len(), 1);
+    }
+
+    #[test]
+    fn any_doubt_after_a_restart_is_one_apply() {
+        let child = wanted("a", "1");
+        let entry = "/metadata/managedFields/0";
+        for (pointer, value, changed) in [
+            ("/data/k".to_owned(), json!("2"), false),
+            ("/metadata/labels".to_owned(), json!({}), false),
+            ("/metadata/ownerReferences/0/controller".to_owned(), json!(false), false),
+            ("/metadata/annotations".to_owned(), json!({}), true),
+            (format!("{entry}/operation"), json!("Update"), false),
+            (format!("{entry}/manager"), json!("pilothouse/2"), false),
+            (format!("{entry}/fieldsV1/f:data"), json!({"f:other": {}}), false),
+            (format!("{entry}/fieldsV1/f:metadata/f:ownerReferences"), json!({"k:{\"uid\":\"x\"}": {}}), false),
+            (format!("{entry}/fieldsV1/f:metadata/f:annotations"), json!({"f:x": {}}), false),
+        ] {
+            let mut live = in_sync(&child);
+            *live.pointer_mut(&pointer).unwrap() = value;
+            let plan = plan_after_restart(&live, &child);
+            let [apply] = plan.applies.as_slice() else { panic!("{pointer}: {plan:?}") };
+            assert_eq!((apply.changed, apply.create), (changed, false), "{pointer}");
+        }
+        let other = plan_after_restart(&in_sync(&child), &wanted("a", "2"));
+        assert!(other.applies[0].changed);
+    }
+
+    #[test]
+    fn what_only_repeats_ours_is_a_doubt_and_an_earlier_manager_is_folded() {
+        let mut child = wanted("a", "1");
+        let mut live = in_sync(&child);
+        let add = |live: &mut Value, manager: &str, operation: &str| {
+            let entry = json!({"manager": manager, "operation": operation, "fieldsV1": {"f:data": {"f:k": {}}}});
+            live["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+        };
+        add(&mut live, "old", "Update");
+        assert_eq!(plan_after_restart(&live, &child).applies.len(), 0, "others may own it, too");
+        add(&mut live, "before-first-apply", "Update");
+        assert_eq!(plan_after_restart(&live, &child).applies.len(), 1);
+
+        let mut live = in_sync(&child);
+        add(&mut live, "pilothouse/old", "Apply");
+        assert!(plan_after_restart(&live, &child).applies[0].fold);
+        let mut live = in_sync(&child);
+        add(&mut live, "old", "Update");
+        child.options.adopt_field_managers = vec!["old".to_owned()];
+        assert!(plan_after_restart(&live, &child).applies[0].fold);
+    }
+
+    #[test]
+    fn a_child_that_waits_for_its_deletion_is_left_alone_as_long_as_the_plugin_wants_the_same() {
+        let (before, child) = (wanted("a", "1"), wanted("a", "2"));
+        let live = live("a", "1", "5", "");
+        let memory = |uid: &str| Memory {
+            children: HashMap::from([remembered(&before, &live)]),
+            held: HashMap::from([(key("a"), Held { desired: child.digest, uid: uid.to_owned() })]),
+            ..Memory::default()
+        };
+        let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
+        let observed = Observed { parent: Arc::new(parent), children: vec![(key("a"), live.clone())], record: None };
+        let plan = |child: &DesiredChild, uid: &str| {
+            plan(&observed, std::slice::from_ref(child), &memory(uid), &owner(&parent_kind(), &child_kinds()))
+                .applies
+                .len()
+        };
+        assert_eq!(plan(&child, "u-a"), 0);
+        assert_eq!(plan(&child, "u-b"), 1);
+        assert_eq!(plan(&wanted("a", "3"), "u-a"), 1);
     }
 
     #[test]
@@ -186,6 +351,8 @@ mod tests {
         assert!(apply.create);
         assert_eq!(apply.body["metadata"]["resourceVersion"], "1");
         assert_eq!(apply.body["metadata"]["labels"][RECONCILER_LABEL], "c-x-1");
+        let applied = apply.body["metadata"]["annotations"][APPLIED_ANNOTATION].as_str().unwrap();
+        assert!(applied.starts_with("1:") && applied.len() == 34, "{applied}");
         assert_eq!(apply.body["metadata"]["ownerReferences"][0]["uid"], "u-p");
         assert_eq!(apply.body["metadata"].get("uid"), None);
     }
@@ -221,7 +388,7 @@ mod tests {
         let owner = Owner { kind: &parent_kind(), child_kinds: &child_kinds(), label: "c-x-1", manager: MANAGER };
         let child = DesiredChild { remote: true, ..wanted("a", "1") };
         let mut observed = Observed { parent: Arc::new(parent), children: Vec::new(), record: None };
-        let made = plan(&observed, std::slice::from_ref(&child), &HashMap::new(), &owner);
+        let made = plan(&observed, std::slice::from_ref(&child), &Memory::default(), &owner);
         let metadata = &made.applies[0].body["metadata"];
         assert_eq!(metadata.get("ownerReferences"), None);
         assert_eq!(metadata["labels"][PARENT_LABEL], "u-p");
@@ -232,9 +399,9 @@ mod tests {
         assert_eq!(live.parent_uid("ConfigMap"), Some("u-p"));
         assert_eq!(live.parent_uid("Secret"), None, "a copy of it as something else is not bound");
         observed.children = vec![(key("a"), Arc::new(live))];
-        assert_eq!(plan(&observed, &[], &HashMap::new(), &owner).deletes, [], "a label proves nothing");
+        assert_eq!(plan(&observed, &[], &Memory::default(), &owner).deletes, [], "a label proves nothing");
         observed.record = Record::before(&observed.parent, &[&key("a")], &[], false, &child_kinds());
-        assert_eq!(plan(&observed, &[], &HashMap::new(), &owner).deletes.len(), 1);
+        assert_eq!(plan(&observed, &[], &Memory::default(), &owner).deletes.len(), 1);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! The *projection* of an object is the part of it that one entry of `metadata.managedFields` owns. As long as the plugin
 //! wants the same and the projection is the same, nobody has changed, removed or taken a field of ours, and there is nothing to
 //! write; what others do to their own fields does not show in it. The walk needs no schema, since `fieldsV1` itself says what is a
-//! keyed list (`k:`), a set (`v:`) or atomic (it stops there). See "Server-Side Apply" in the Kubernetes documentation.
+//! keyed list (`k:`), a set (`v:`) or atomic (it stops there). The order of our own list items is ours, too: the one of init
+//! containers decides. See "Server-Side Apply" in the Kubernetes documentation.
 
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
@@ -30,11 +31,14 @@ pub fn digest_object(object: &Map<String, Value>) -> Digest {
 /// # Errors
 /// If one of them is not JSON.
 pub fn projection(fields: &str, live: &str) -> Result<Digest, serde_json::Error> {
-    let fields: Value = serde_json::from_str(fields)?;
-    let live: Value = serde_json::from_str(live)?;
+    Ok(projection_of(&serde_json::from_str(fields)?, &serde_json::from_str(live)?))
+}
+
+/// [`projection`] of what is parsed already.
+pub fn projection_of(fields: &Value, live: &Value) -> Digest {
     let mut hash = Sha256::new();
-    project(&fields, Some(&live), &mut hash);
-    Ok(hash.finalize().into())
+    project(fields, Some(live), &mut hash);
+    hash.finalize().into()
 }
 
 fn project(fields: &Value, live: Option<&Value>, hash: &mut Sha256) {
@@ -45,31 +49,44 @@ fn project(fields: &Value, live: Option<&Value>, hash: &mut Sha256) {
         _ => return canonical(live, hash),
     };
     hash.update(b"<");
-    for name in sorted(members) {
-        hash.update(name);
-        let below = &members[name];
-        match name.split_once(':') {
-            Some(("f", field)) => project(below, live.get(field), hash),
-            Some(("k", key)) => project(below, item_with_key(live, key), hash),
-            Some(("v", value)) => project(&Value::Null, item_with_value(live, value), hash),
-            Some(("i", index)) => {
-                project(below, index.parse().ok().and_then(|index: usize| live.get(index)), hash);
+    match live {
+        Value::Array(items) => {
+            let mut owned: Vec<_> = members.iter().map(|(name, below)| (place(items, name), name, below)).collect();
+            owned.sort_unstable_by_key(|(place, name, _)| (*place, *name));
+            for (place, name, below) in owned {
+                hash.update(name);
+                project(below, place.map(|place| &items[place]), hash);
             }
-            // ".": that it is there at all is ours, too.
-            _ => {}
+        }
+        live => {
+            for name in sorted(members) {
+                hash.update(name);
+                // Also `.`: that it is there at all is ours.
+                if let Some(field) = name.strip_prefix("f:") {
+                    project(&members[name], live.get(field), hash);
+                }
+            }
         }
     }
     hash.update(b">");
 }
 
-fn item_with_key<'a>(list: &'a Value, key: &str) -> Option<&'a Value> {
-    let key: Map<String, Value> = serde_json::from_str(key).ok()?;
-    list.as_array()?.iter().find(|item| key.iter().all(|(name, value)| item.get(name) == Some(value)))
+/// Where in a list the item is that a member of its node owns.
+fn place(items: &[Value], name: &str) -> Option<usize> {
+    match name.split_once(':')? {
+        ("k", key) => position_of_key(items, &serde_json::from_str(key).ok()?),
+        ("v", value) => {
+            let value: Value = serde_json::from_str(value).ok()?;
+            items.iter().position(|item| *item == value)
+        }
+        ("i", index) => index.parse().ok().filter(|index| *index < items.len()),
+        _ => None,
+    }
 }
 
-fn item_with_value<'a>(list: &'a Value, value: &str) -> Option<&'a Value> {
-    let value: Value = serde_json::from_str(value).ok()?;
-    list.as_array()?.iter().find(|item| **item == value)
+/// Where in a list the item with this key is.
+pub fn position_of_key(items: &[Value], key: &Map<String, Value>) -> Option<usize> {
+    items.iter().position(|item| key.iter().all(|(name, value)| item.get(name) == Some(value)))
 }
 
 fn canonical(value: &Value, hash: &mut Sha256) {
@@ -175,6 +192,17 @@ mod tests {
             *live.pointer_mut(pointer).unwrap() = value;
             assert_ne!(project_live(&live), before, "{pointer} is ours");
         }
+    }
+
+    #[test]
+    fn the_order_of_our_items_shows_and_that_of_others_does_not() {
+        let fields = r#"{"f:l": {"k:{\"n\":1}": {".": {}}, "k:{\"n\":2}": {".": {}}}}"#;
+        let of = |items: &[i32]| {
+            let items: Vec<_> = items.iter().map(|n| json!({"n": n})).collect();
+            projection(fields, &json!({"l": items}).to_string()).unwrap()
+        };
+        assert_eq!(of(&[1, 2]), of(&[3, 1, 4, 2]));
+        assert_ne!(of(&[1, 2]), of(&[2, 1]));
     }
 
     #[test]

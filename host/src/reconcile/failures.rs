@@ -1,0 +1,85 @@
+//! Children that could not be brought to where they should be, told as one error.
+
+use std::fmt;
+
+use crate::{state::ChildError, telemetry};
+
+/// A message on a condition is for a person: the first few say it.
+const SHOWN: usize = 3;
+
+/// At least one child failed.
+#[derive(Debug)]
+pub struct Failures {
+    /// Each with its name and cause.
+    pub children: Vec<(String, ChildError)>,
+    /// How many children that are no longer wanted stay until that is over (`C42`).
+    pub waiting_deletes: usize,
+}
+
+impl Failures {
+    /// A stable name: that of the first child which says more than that somebody was faster.
+    pub fn category(&self) -> &'static str {
+        let mut errors = self.children.iter().map(|(_, error)| error);
+        errors.find(|error| !matches!(error, ChildError::Conflict(_))).map_or("ApplyFailed", ChildError::category)
+    }
+
+    /// Whether others only wrote at the same moment: read again, tell nobody.
+    pub fn is_conflict(&self) -> bool {
+        self.children.iter().all(|(_, error)| matches!(error, ChildError::Conflict(_)))
+    }
+
+    /// Whether nothing can be done before the namespace is gone.
+    pub fn is_waiting(&self) -> bool {
+        self.children
+            .iter()
+            .all(|(_, error)| matches!(error, ChildError::NamespaceTerminating(_) | ChildError::Conflict(_)))
+    }
+}
+
+impl fmt::Display for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (child, error)) in self.children.iter().take(SHOWN).enumerate() {
+            let separator = if at > 0 { "; " } else { "" };
+            write!(f, "{separator}{child}: {}", telemetry::chain(error))?;
+        }
+        if let Some(more) = self.children.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+            write!(f, "; and {more} more children failed")?;
+        }
+        if self.waiting_deletes > 0 {
+            write!(f, "; until then {} children that are no longer wanted are not deleted", self.waiting_deletes)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failures(errors: Vec<ChildError>, waiting_deletes: usize) -> Failures {
+        let children = errors.into_iter().enumerate().map(|(at, error)| (format!("ConfigMap n/{at}"), error)).collect();
+        Failures { children, waiting_deletes }
+    }
+
+    fn api_error() -> kube::Error {
+        kube::Error::Api(kube::core::Status::failure("no", "Reason").with_code(409).boxed())
+    }
+
+    #[test]
+    fn the_message_names_the_first_children_and_what_waits_for_them() {
+        let collisions = |count| (0..count).map(|_| ChildError::NameCollision).collect();
+        let text = failures(collisions(5), 2).to_string();
+        assert!(text.starts_with("ConfigMap n/0: an object of this name exists"), "{text}");
+        assert!(text.contains("; and 2 more children failed; until then 2 children"), "{text}");
+        assert!(!failures(collisions(1), 0).to_string().contains("until then"));
+    }
+
+    #[test]
+    fn a_conflict_hides_no_other_error() {
+        let mixed = failures(vec![ChildError::Conflict(api_error()), ChildError::NameCollision], 0);
+        assert_eq!((mixed.category(), mixed.is_conflict()), ("NameCollision", false));
+        assert!(failures(vec![ChildError::Conflict(api_error())], 0).is_conflict());
+        let waiting = failures(vec![ChildError::NamespaceTerminating(api_error())], 0);
+        assert!(waiting.is_waiting() && !waiting.is_conflict());
+    }
+}
