@@ -10,7 +10,7 @@ use super::{
     projection::{projection, projection_of},
 };
 use crate::{
-    identity::{APPLIED_ANNOTATION, RECONCILER_LABEL, applied},
+    identity::{APPLIED_LABEL, RECONCILER_LABEL, applied},
     object::{Kind, Object},
     state::{ChildApply, ChildDelete, DesiredChild, Held, LastApply, Memory, Observed, Plan},
 };
@@ -117,27 +117,22 @@ fn recognize(live: &Object, child: &DesiredChild, body: &Map<String, Value>, man
     })
 }
 
-/// The value of our annotation on a live child.
+/// The value of that label on a live child.
 pub(super) fn applied_for(live: &Value) -> Option<&str> {
-    live.get("metadata")?.get("annotations")?.get(APPLIED_ANNOTATION)?.as_str()
+    live.get("metadata")?.get("labels")?.get(APPLIED_LABEL)?.as_str()
 }
 
 /// What is sent: what the plugin decides, our marks and owner reference, and the one object that may be meant.
 fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<'_>) -> Map<String, Value> {
     let mut body = child.object.clone();
     if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
-        let marks = [
-            ("labels", RECONCILER_LABEL, owner.label.to_owned()),
-            ("annotations", APPLIED_ANNOTATION, applied(&child.digest)),
-        ];
-        for (name, key, value) in marks {
-            let members = metadata.entry(name).or_insert_with(|| json!({}));
-            if members.is_null() {
-                *members = json!({});
-            }
-            if let Value::Object(members) = members {
-                members.insert(key.to_owned(), value.into());
-            }
+        let marks = [(RECONCILER_LABEL, owner.label.to_owned()), (APPLIED_LABEL, applied(&child.digest))];
+        let labels = metadata.entry("labels").or_insert_with(|| json!({}));
+        if labels.is_null() {
+            *labels = json!({});
+        }
+        if let Value::Object(labels) = labels {
+            labels.extend(marks.map(|(key, value)| (key.to_owned(), value.into())));
         }
         let reference = json!([{
             "apiVersion": owner.kind.api.api_version,
@@ -227,7 +222,7 @@ mod tests {
         let mut live = Value::from(body(child, Some("u-a"), &parent, &owner(&parent_kind())));
         live["metadata"]["resourceVersion"] = "5".into();
         live["metadata"]["managedFields"] = json!([{"manager": MANAGER, "operation": "Apply", "fieldsV1": {
-            "f:metadata": {"f:labels": {format!("f:{RECONCILER_LABEL}"): {}}, "f:annotations": {format!("f:{APPLIED_ANNOTATION}"): {}},
+            "f:metadata": {"f:labels": {format!("f:{RECONCILER_LABEL}"): {}, format!("f:{APPLIED_LABEL}"): {}},
                 "f:ownerReferences": {"k:{\"uid\":\"u-p\"}": {}}},
             "f:data": {"f:k": {}}}}]);
         live
@@ -256,14 +251,14 @@ mod tests {
         let entry = "/metadata/managedFields/0";
         for (pointer, value, changed) in [
             ("/data/k".to_owned(), json!("2"), false),
-            ("/metadata/labels".to_owned(), json!({}), false),
+            ("/metadata/labels/internal.pilothouse.dev~1reconciler".to_owned(), json!("x"), false),
             ("/metadata/ownerReferences/0/controller".to_owned(), json!(false), false),
-            ("/metadata/annotations".to_owned(), json!({}), true),
+            ("/metadata/labels".to_owned(), json!({}), true),
             (format!("{entry}/operation"), json!("Update"), false),
             (format!("{entry}/manager"), json!("pilothouse/2"), false),
             (format!("{entry}/fieldsV1/f:data"), json!({"f:other": {}}), false),
             (format!("{entry}/fieldsV1/f:metadata/f:ownerReferences"), json!({"k:{\"uid\":\"x\"}": {}}), false),
-            (format!("{entry}/fieldsV1/f:metadata/f:annotations"), json!({"f:x": {}}), false),
+            (format!("{entry}/fieldsV1/f:metadata/f:labels"), json!({"f:x": {}}), false),
         ] {
             let mut live = in_sync(&child);
             *live.pointer_mut(&pointer).unwrap() = value;
@@ -323,8 +318,8 @@ mod tests {
         assert!(apply.create);
         assert_eq!(apply.body["metadata"]["resourceVersion"], "1");
         assert_eq!(apply.body["metadata"]["labels"][RECONCILER_LABEL], "c-x-1");
-        let applied = apply.body["metadata"]["annotations"][APPLIED_ANNOTATION].as_str().unwrap();
-        assert!(applied.starts_with("1:") && applied.len() == 34, "{applied}");
+        let applied = apply.body["metadata"]["labels"][APPLIED_LABEL].as_str().unwrap();
+        assert!(applied.starts_with("1-") && applied.len() == 34, "{applied}");
         assert_eq!(apply.body["metadata"]["ownerReferences"][0]["uid"], "u-p");
         assert_eq!(apply.body["metadata"].get("uid"), None);
     }
