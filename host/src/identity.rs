@@ -33,9 +33,10 @@ pub fn binding(parent_uid: &str, kind: &str, child: &ObjectKey) -> String {
     format!("{parent_uid} {kind} {child}")
 }
 
-/// The annotation on every child that says what we last applied: the version of its scheme, and a digest of what the plugin wanted. It
-/// lets a host that remembers nothing see that there is nothing to do. Internal, as the label is.
-pub const APPLIED_ANNOTATION: &str = "internal.pilothouse.dev/applied";
+/// The label on every child that says what we last applied: the version of its scheme, and a digest of what the plugin wanted. It lets
+/// a host that remembers nothing see that there is nothing to do. Internal, as the other one is. Not an annotation: a Deployment counts
+/// its generation up for those, and copies them to its ReplicaSets.
+pub const APPLIED_LABEL: &str = "internal.pilothouse.dev/applied";
 
 /// The domain of our labels, annotations and finalizers: plugins may not use it, nor one below it.
 pub const DOMAIN: &str = "pilothouse.dev";
@@ -79,10 +80,10 @@ impl Identity {
     }
 }
 
-/// The value of [`APPLIED_ANNOTATION`]. The scheme is the rules by which a plugin's answer becomes what is sent: a host that sends
+/// The value of [`APPLIED_LABEL`]. The scheme is the rules by which a plugin's answer becomes what is sent: a host that sends
 /// something else for the same answer has to count it up.
 pub fn applied(digest: &[u8]) -> String {
-    format!("1:{}", hex(digest, 16))
+    format!("1-{}", hex(digest, 16))
 }
 
 /// The first `bytes` of the SHA-256 of the parts, in hex. No part of a Kubernetes name holds a line break.
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn names_are_stable_and_within_kubernetes_limits() {
         let identity = Identity::cluster_reconciler("myapp");
-        assert_eq!(identity.finalizer(), "pilothouse.dev/c-myapp-0ffb4ede");
+        assert_eq!(identity.finalizer(), "pilothouse.dev/c-myapp-5c40a47d");
         let long = Identity::cluster_reconciler(&"a.".repeat(100));
         assert!(long.label().len() <= 63);
         assert!(!long.label().contains(".-"));

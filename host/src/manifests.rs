@@ -119,11 +119,12 @@ fn cluster_role(plugin: &Plugin, options: &Options) -> Value {
 
 /// Group and plural name of a kind: from its CRD if the plugin brings it, else by the rule that all built-in kinds follow.
 fn resource(kind: &KindName, crds: &[Value]) -> (String, String) {
-    // A description that was read has none that cannot be parsed.
-    let group = kind.gvk().map(|gvk| gvk.group).unwrap_or_default();
-    let spec =
-        crds.iter().map(|crd| &crd["spec"]).find(|spec| spec["group"] == group && spec["names"]["kind"] == kind.kind);
+    let gvk = kind.gvk();
+    let spec = crds
+        .iter()
+        .map(|crd| &crd["spec"])
+        .find(|spec| spec["group"] == gvk.group && spec["names"]["kind"] == gvk.kind);
     let plural = spec.and_then(|spec| spec["names"]["plural"].as_str()).map(str::to_owned);
-    let guess = || kind.gvk().map(|gvk| ApiResource::from_gvk(&gvk).plural).unwrap_or_default();
-    (group, plural.unwrap_or_else(guess))
+    let plural = plural.unwrap_or_else(|| ApiResource::from_gvk(&gvk).plural);
+    (gvk.group, plural)
 }

@@ -58,8 +58,6 @@ enum Error {
     Plugin(#[from] plugin::LoadError),
     #[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
     KindMissing(KindName, #[source] Box<kube::Error>),
-    #[error("{0} is listed in the plugin's describe(), and is no proper kind")]
-    KindName(KindName, #[source] kube::core::gvk::ParseGroupVersionError),
     #[error("the plugin reconciles {to}, and this reconciler has parents of {from}; make another reconciler for it")]
     ParentKindChanged { from: String, to: String },
     #[error("spec.selector is no label selector")]
@@ -90,7 +88,6 @@ impl Error {
             Self::Source(_) => "SourceUnavailable",
             Self::Plugin(_) => "InvalidPlugin",
             Self::KindMissing(..) => "KindMissing",
-            Self::KindName(..) => "InvalidKind",
             Self::ParentKindChanged { .. } => "ParentKindChanged",
             Self::Selector(_) => "InvalidSelector",
             Self::Client(_) => "ClientFailed",
@@ -668,8 +665,7 @@ fn failures(watching: &Watching) -> String {
 
 /// How the API server serves a kind.
 async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
-    let gvk = name.gvk().map_err(|error| Error::KindName(name.clone(), error))?;
-    let served = discovery::pinned_kind(client, &gvk).await;
+    let served = discovery::pinned_kind(client, &name.gvk()).await;
     let (api, capabilities) = served.map_err(|error| Error::KindMissing(name.clone(), error.into()))?;
     let has_status = capabilities
         .subresources

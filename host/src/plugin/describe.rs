@@ -3,7 +3,7 @@
 use std::fmt;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
-use kube::core::{GroupVersionKind, gvk::ParseGroupVersionError};
+use kube::core::GroupVersionKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -55,8 +55,6 @@ pub enum Error {
     ApiVersion {
         /// Where it stands.
         field: String,
-        /// What is wrong with it.
-        source: ParseGroupVersionError,
     },
     /// A kind is missing its name.
     #[error("{field} in the plugin's describe() is empty; name the kind")]
@@ -80,16 +78,17 @@ impl KindName {
         if self.kind.is_empty() {
             return Err(Error::EmptyKind { field: format!("{field}.kind") });
         }
-        self.gvk().map(drop).map_err(|source| Error::ApiVersion { field: format!("{field}.apiVersion"), source })
+        let parts: Vec<_> = self.api_version.split('/').collect();
+        if parts.len() > 2 || parts.contains(&"") {
+            return Err(Error::ApiVersion { field: format!("{field}.apiVersion") });
+        }
+        Ok(())
     }
 
     /// The kind in parts.
-    ///
-    /// # Errors
-    /// If the apiVersion has more than one slash; a description that was read has none such.
-    pub fn gvk(&self) -> Result<GroupVersionKind, ParseGroupVersionError> {
-        let version: kube::core::GroupVersion = self.api_version.parse()?;
-        Ok(version.with_kind(&self.kind))
+    pub fn gvk(&self) -> GroupVersionKind {
+        let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
+        GroupVersionKind::gvk(group, version, &self.kind)
     }
 }
 
@@ -121,7 +120,7 @@ mod tests {
         let good = read(
             r#"{"parent":{"apiVersion":"t.example/v1","kind":"Widget"},"children":[{"apiVersion":"v1","kind":"Secret"}]}"#,
         );
-        assert_eq!(good.unwrap().children[0].gvk().unwrap().group, "");
+        assert_eq!(good.unwrap().children[0].gvk().group, "");
         let bad = read(r#"{"parent":{"apiVersion":"a/b/c","kind":"Widget"}}"#).unwrap_err();
         assert!(bad.contains("parent.apiVersion"), "{bad}");
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"children":[{"apiVersion":"v1","kind":""}]}"#)

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{Context, coverage::differences, heal::heal, managers, plan, projection::projection_of};
+use super::{Context, coverage::differences, failures::message, heal::heal, managers, plan, projection::projection_of};
 use crate::{
     identity,
     object::Object,
@@ -264,9 +264,13 @@ impl Write<'_> {
         }
         match self.child.options.update {
             UpdateStrategy::Apply => Err(ChildError::Immutable(refusal)),
-            UpdateStrategy::OnDelete => Ok(Outcome::Held { uid: live.uid().to_owned(), why: refusal.to_string() }),
+            UpdateStrategy::OnDelete => Ok(Outcome::Held { uid: live.uid().to_owned(), why: message(&refusal) }),
             UpdateStrategy::Recreate => {
-                tracing::info!("{} is deleted to be made anew: {refusal}", self.context.describe(&self.child.key));
+                tracing::info!(
+                    "{} is deleted to be made anew: {}",
+                    self.context.describe(&self.child.key),
+                    message(&refusal)
+                );
                 let child = ChildDelete { key: self.child.key.clone(), uid: live.uid().to_owned() };
                 delete(self.context, &child).await.map(|()| Outcome::Recreating)
             }

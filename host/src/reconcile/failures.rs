@@ -1,6 +1,6 @@
 //! Children that could not be brought to where they should be, told as one error.
 
-use std::fmt;
+use std::{error::Error as _, fmt};
 
 use crate::{state::ChildError, telemetry};
 
@@ -40,7 +40,10 @@ impl fmt::Display for Failures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, (child, error)) in self.children.iter().take(SHOWN).enumerate() {
             let separator = if at > 0 { "; " } else { "" };
-            write!(f, "{separator}{child}: {}", telemetry::chain(error))?;
+            write!(f, "{separator}{child}: {error}")?;
+            if let Some(cause) = error.source().and_then(|cause| cause.downcast_ref()) {
+                write!(f, ": {}", message(cause))?;
+            }
         }
         if let Some(more) = self.children.len().checked_sub(SHOWN).filter(|more| *more > 0) {
             write!(f, "; and {more} more children failed")?;
@@ -49,6 +52,14 @@ impl fmt::Display for Failures {
             write!(f, "; until then {} children that are no longer wanted are not deleted", self.waiting_deletes)?;
         }
         Ok(())
+    }
+}
+
+/// What an error says to a person; kube would add the whole answer.
+pub fn message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => telemetry::chain(error),
     }
 }
 
@@ -79,6 +90,8 @@ mod tests {
         let mixed = failures(vec![ChildError::Conflict(api_error()), ChildError::NameCollision], 0);
         assert_eq!((mixed.category(), mixed.is_conflict()), ("NameCollision", false));
         assert!(failures(vec![ChildError::Conflict(api_error())], 0).is_conflict());
+        let text = failures(vec![ChildError::Forbidden(api_error())], 0).to_string();
+        assert!(text.ends_with("see `pilothouse manifests` for the rights that it needs: no"), "{text}");
         let waiting = failures(vec![ChildError::NamespaceTerminating(api_error())], 0);
         assert!(waiting.is_waiting() && !waiting.is_conflict());
     }

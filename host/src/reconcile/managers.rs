@@ -42,30 +42,22 @@ pub(super) fn fold(
     Some(entries)
 }
 
-/// The entries once `before-first-apply`, and what `manager` has patched, no longer own what `manager` has applied. None: they own
-/// nothing of it.
+/// The entries once `before-first-apply` no longer owns what `manager` has applied, and `manager` owns nothing else: what it has patched
+/// it has applied, too, and defaults within that are nobody's. None: it is so.
 pub(super) fn release(entries: &[ManagedFieldsEntry], manager: &str) -> Option<Vec<ManagedFieldsEntry>> {
     let ours = entries.iter().find(|entry| is_own(entry, manager) && is(entry, "Apply"))?;
-    let repeats = |entry: &ManagedFieldsEntry| {
-        of_object(entry)
-            && is(entry, "Update")
-            && (is_own(entry, manager) || entry.manager.as_deref() == Some(BEFORE_FIRST_APPLY))
+    let owned = fields_of(ours);
+    let left = |entry: &ManagedFieldsEntry| match () {
+        () if !is(entry, "Update") => Some(entry.clone()),
+        () if is_own(entry, manager) => None,
+        () if is_own(entry, BEFORE_FIRST_APPLY) => {
+            let left = fields::difference(&fields_of(entry), &owned);
+            (!fields::is_empty(&left)).then(|| ManagedFieldsEntry { fields_v1: Some(FieldsV1(left)), ..entry.clone() })
+        }
+        () => Some(entry.clone()),
     };
-    let ours_owned = fields_of(ours);
-    let mut changed = false;
-    let mut rest = Vec::with_capacity(entries.len());
-    for entry in entries {
-        if !repeats(entry) || !fields::overlaps(&fields_of(entry), &ours_owned) {
-            rest.push(entry.clone());
-            continue;
-        }
-        changed = true;
-        let left = fields::difference(&fields_of(entry), &ours_owned);
-        if !fields::is_empty(&left) {
-            rest.push(ManagedFieldsEntry { fields_v1: Some(FieldsV1(left)), ..entry.clone() });
-        }
-    }
-    changed.then_some(rest)
+    let rest: Vec<_> = entries.iter().filter_map(left).collect();
+    (rest != entries).then_some(rest)
 }
 
 /// Whether there is something to [`fold`].
@@ -79,9 +71,9 @@ pub(super) fn has_repeats(live: &Object, manager: &str) -> bool {
         let fields = live.owned_by(manager, operation, "")?;
         serde_json::from_str(fields.get()).ok()
     };
-    let others = [BEFORE_FIRST_APPLY, manager].into_iter().filter_map(|manager| fields(manager, "Update"));
-    let ours = fields(manager, "Apply");
-    ours.is_some_and(|ours| others.into_iter().any(|other| fields::overlaps(&other, &ours)))
+    let before = fields(BEFORE_FIRST_APPLY, "Update");
+    let overlaps = |ours: Value| before.is_some_and(|before| fields::overlaps(&before, &ours));
+    live.owned_by(manager, "Update", "").is_some() || fields(manager, "Apply").is_some_and(overlaps)
 }
 
 fn fields_of(entry: &ManagedFieldsEntry) -> Value {
@@ -154,7 +146,7 @@ mod tests {
         let theirs = entry("kubectl", "Update", json!({"f:data": {"f:a": {}}}));
         let status = of_status(entry(OURS, "Update", json!({"f:data": {"f:a": {}}})));
         let before = entry(BEFORE_FIRST_APPLY, "Update", json!({"f:data": {".": {}, "f:a": {}, "f:t": {}}}));
-        let patched = entry(OURS, "Update", json!({"f:data": {"f:a": {}}}));
+        let patched = entry(OURS, "Update", json!({"f:data": {"f:a": {}, "f:default": {}}}));
         let entries = [before, ours.clone(), theirs.clone(), status.clone(), patched];
         let released = release(&entries, OURS).unwrap();
         let left = entry(BEFORE_FIRST_APPLY, "Update", json!({"f:data": {"f:t": {}}}));

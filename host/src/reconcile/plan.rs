@@ -10,7 +10,7 @@ use super::{
     projection::{projection, projection_of},
 };
 use crate::{
-    identity::{APPLIED_ANNOTATION, BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, applied, binding},
+    identity::{APPLIED_LABEL, BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, applied, binding},
     object::{Kind, Object},
     state::{ChildApply, ChildDelete, DesiredChild, Held, LastApply, Memory, Observed, Plan},
 };
@@ -124,9 +124,9 @@ fn recognize(live: &Object, child: &DesiredChild, body: &Map<String, Value>, man
     })
 }
 
-/// The value of our annotation on a live child.
+/// The value of that label on a live child.
 pub(super) fn applied_for(live: &Value) -> Option<&str> {
-    live.get("metadata")?.get("annotations")?.get(APPLIED_ANNOTATION)?.as_str()
+    live.get("metadata")?.get("labels")?.get(APPLIED_LABEL)?.as_str()
 }
 
 /// What is sent: what the plugin decides, our marks and owner reference, and the one object that may be meant.
@@ -134,7 +134,7 @@ fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<
     let mut body = child.object.clone();
     if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
         mark(metadata, "labels", RECONCILER_LABEL, owner.label);
-        mark(metadata, "annotations", APPLIED_ANNOTATION, &applied(&child.digest));
+        mark(metadata, "labels", APPLIED_LABEL, &applied(&child.digest));
         if child.remote {
             let kind = owner.child_kinds[child.key.kind].group_kind();
             mark(metadata, "labels", PARENT_LABEL, parent.uid());
@@ -220,6 +220,7 @@ mod tests {
     fn live(name: &str, value: &str, version: &str, extra: &str) -> Arc<Object> {
         let text = format!(
             r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}","namespace":"n","uid":"u-{name}","resourceVersion":"{version}"{extra},
+               "ownerReferences":[{{"apiVersion":"t.example/v1","kind":"Widget","name":"p","uid":"u-p","controller":true}}],
                "managedFields":[{{"manager":"{MANAGER}","operation":"Apply","fieldsV1":{{"f:data":{{"f:k":{{}}}}}}}}]}},"data":{{"k":"{value}","theirs":"{version}"}}}}"#
         );
         Arc::new(Object::from_json(&text).unwrap())
@@ -253,7 +254,7 @@ mod tests {
         let mut live = Value::from(body(child, Some("u-a"), &parent, &owner(&parent_kind(), &child_kinds())));
         live["metadata"]["resourceVersion"] = "5".into();
         live["metadata"]["managedFields"] = json!([{"manager": MANAGER, "operation": "Apply", "fieldsV1": {
-            "f:metadata": {"f:labels": {format!("f:{RECONCILER_LABEL}"): {}}, "f:annotations": {format!("f:{APPLIED_ANNOTATION}"): {}},
+            "f:metadata": {"f:labels": {format!("f:{RECONCILER_LABEL}"): {}, format!("f:{APPLIED_LABEL}"): {}},
                 "f:ownerReferences": {"k:{\"uid\":\"u-p\"}": {}}},
             "f:data": {"f:k": {}}}}]);
         live
@@ -282,14 +283,14 @@ mod tests {
         let entry = "/metadata/managedFields/0";
         for (pointer, value, changed) in [
             ("/data/k".to_owned(), json!("2"), false),
-            ("/metadata/labels".to_owned(), json!({}), false),
+            ("/metadata/labels/internal.pilothouse.dev~1reconciler".to_owned(), json!("x"), false),
             ("/metadata/ownerReferences/0/controller".to_owned(), json!(false), false),
-            ("/metadata/annotations".to_owned(), json!({}), true),
+            ("/metadata/labels".to_owned(), json!({}), true),
             (format!("{entry}/operation"), json!("Update"), false),
             (format!("{entry}/manager"), json!("pilothouse/2"), false),
             (format!("{entry}/fieldsV1/f:data"), json!({"f:other": {}}), false),
             (format!("{entry}/fieldsV1/f:metadata/f:ownerReferences"), json!({"k:{\"uid\":\"x\"}": {}}), false),
-            (format!("{entry}/fieldsV1/f:metadata/f:annotations"), json!({"f:x": {}}), false),
+            (format!("{entry}/fieldsV1/f:metadata/f:labels"), json!({"f:x": {}}), false),
         ] {
             let mut live = in_sync(&child);
             *live.pointer_mut(&pointer).unwrap() = value;
@@ -351,8 +352,8 @@ mod tests {
         assert!(apply.create);
         assert_eq!(apply.body["metadata"]["resourceVersion"], "1");
         assert_eq!(apply.body["metadata"]["labels"][RECONCILER_LABEL], "c-x-1");
-        let applied = apply.body["metadata"]["annotations"][APPLIED_ANNOTATION].as_str().unwrap();
-        assert!(applied.starts_with("1:") && applied.len() == 34, "{applied}");
+        let applied = apply.body["metadata"]["labels"][APPLIED_LABEL].as_str().unwrap();
+        assert!(applied.starts_with("1-") && applied.len() == 34, "{applied}");
         assert_eq!(apply.body["metadata"]["ownerReferences"][0]["uid"], "u-p");
         assert_eq!(apply.body["metadata"].get("uid"), None);
     }
