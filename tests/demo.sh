@@ -491,8 +491,9 @@ restart() {
   before=$(written)
   say "The host is killed and started again. It finds the broken version 3, takes the last good one from the cluster, reads" \
     "everything, and sees that there is nothing to do:"
+  disown "$host_pid" # or bash would tell of the kill, too
   show "kill -KILL $host_pid"
-  wait "$host_pid" 2>/dev/null || true
+  while kill -0 "$host_pid" 2>/dev/null; do sleep 0.05; done
   host_pid=
   start_host
   eventually 30 "it watches again" grep -q '"message":"watching"' "$host_log"
@@ -527,7 +528,7 @@ summary() {
   local i
   say "" "${bold}All of it was observed:$plain"
   for i in "${!titles[@]}"; do
-    printf '  %s%d%s  %-44s %s\n' "$green" $((i + 1)) "$plain" "${titles[i]}" "${findings[i]}"
+    printf '  %s%2d%s  %-44s %s\n' "$green" $((i + 1)) "$plain" "${titles[i]}" "${findings[i]}"
   done
   say "" "Next, a plugin of your own: \"Your first plugin\" in README.md. This one is plugins/myapp/src/lib.rs."
 }
