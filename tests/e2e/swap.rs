@@ -390,3 +390,40 @@ async fn c42_a_new_revision_that_wants_nothing_any_more_is_held_until_it_is_allo
     synced(&ns.widgets(), "w").await;
     host.terminate();
 }
+
+#[tokio::test]
+async fn a_kind_that_comes_is_watched_before_it_is_made_and_one_that_goes_is_cleaned_up() {
+    let cluster = Cluster::start();
+    // Version 7 does not declare Secrets.
+    push(&cluster, "mirror", &mirror(7));
+    let host = cluster.run_host();
+    let ns = cluster.namespace("kinds").await;
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "YQ=="}});
+    let both = json!({"spec": {"reply": {"children": [config_map("c", "1"), secret]}}});
+    ns.widget("w", both["spec"].clone()).await;
+    let message = crate::cluster::refused(&ns.widgets(), "w", "InvalidAnswer").await;
+    assert!(message.contains("children[1].object.kind is Secret (v1)"), "{message}");
+    let kinds = async || {
+        let object = get(&reconcilers(&ns), "mirror").await.expect("it is there");
+        object.data["status"]["appliedKinds"].to_string()
+    };
+    assert!(!kinds().await.contains("Secret"));
+
+    // The next version does: another kind to watch, beside the revision that serves.
+    push(&cluster, "mirror", &mirror(1));
+    synced(&ns.widgets(), "w").await;
+    let secrets = ns.api("v1", "Secret");
+    assert!(get(&secrets, "s").await.is_some());
+    assert!(kinds().await.contains("Secret"));
+
+    // And back: what is left of the kind is still seen, and goes when it is no longer wanted.
+    push(&cluster, "mirror", &mirror(7));
+    crate::cluster::refused(&ns.widgets(), "w", "InvalidAnswer").await;
+    assert!(get(&secrets, "s").await.is_some(), "an answer that is refused deletes nothing");
+    host.kill();
+    let host = cluster.run_host();
+    edit(&ns.widgets(), "w", json!({"spec": {"reply": {"children": [config_map("c", "1")]}}})).await;
+    gone(&secrets, "s").await;
+    synced(&ns.widgets(), "w").await;
+    host.terminate();
+}
