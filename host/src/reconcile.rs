@@ -434,7 +434,7 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
 async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Result<(Finalization, bool), Error> {
     let context = turn.context;
     let propagation = context.propagation(parent);
-    let observed = observe::observe(context, parent.clone());
+    let mut observed = observe::observe(context, parent.clone());
     let deletion = json!({
         "deletion": {"propagation": propagation},
         "everApplied": memory.ever_applied.unwrap_or(true) || !observed.children.is_empty(),
@@ -449,6 +449,10 @@ async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     let changed = match &finalization.children {
         // Foreground: the garbage collector is at work; orphan: the user wants them left alone.
         Some(children) if propagation == "Background" => {
+            if let Some(recorded) = record_remote(turn, &observed, children).await? {
+                observed.record = Record::of(&recorded);
+                observed.parent = recorded;
+            }
             bring_about(context, &observed, children, memory).await?.changed
         }
         _ => false,

@@ -115,3 +115,17 @@ async fn c61_with_orphan_propagation_they_stay() {
     gone(&ns.widgets(), "w").await;
     assert!(get(&there.config_maps(), "far").await.is_some());
 }
+
+#[tokio::test]
+async fn c61_one_that_cleanup_asks_for_is_on_record_too() {
+    let ns = Cluster::shared().namespace("cleanup-here").await;
+    let there = Cluster::shared().namespace("cleanup-there").await;
+    let late = in_namespace("cleanup-there", config_map("late", "1"));
+    ns.widget("w", json!({"cleanup": {"children": [late], "waitingMs": 60000}})).await;
+    synced(&ns.widgets(), "w").await;
+    delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
+    until(&there.config_maps(), "late", "made", |_| true).await;
+    edit(&ns.widgets(), "w", json!({"spec": {"cleanup": {"waitingMs": null}}})).await;
+    gone(&ns.widgets(), "w").await;
+    gone(&there.config_maps(), "late").await;
+}
