@@ -15,7 +15,9 @@ STEP := tests/step.sh
 .PHONY: help demo test lint build plugins control-plane control-plane-up control-plane-down install clean toolchain
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  \033[1m%-19s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@if [ -t 1 ]; then bold=$$(printf '\033[1m') plain=$$(printf '\033[0m'); fi; \
+	awk -F ':.*## ' -v bold="$$bold" -v plain="$$plain" \
+	  '/^[a-z-]+:.*## / { printf "  %s%-19s%s %s\n", bold, $$1, plain, $$2 }' $(MAKEFILE_LIST)
 
 demo: build plugins $(if $(USE_CLUSTER),,control-plane) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
 	@tests/demo.sh
@@ -40,7 +42,7 @@ plugins: build toolchain ## Build the example plugins and the tests' plugins int
 control-plane: ## Build the Kubernetes control plane that tests and demo run on
 	@$(STEP) "Kubernetes control plane" tests/control-plane/build.sh
 
-control-plane-up: build control-plane ## Start one: eval "$$(make -s control-plane-up)"
+control-plane-up: build control-plane ## Start one: eval "$(make -s control-plane-up)"
 	@$(BIN)/control-plane up
 
 control-plane-down: ## Stop it
