@@ -1,28 +1,32 @@
 //! One reconciler at work: its watches, its queue, its reconciles.
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::pin, sync::Arc};
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::{
     Api,
-    api::{ListParams, PartialObjectMeta},
     runtime::{WatchStreamExt as _, watcher},
 };
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::{Instrument as _, info_span};
 
 use crate::{
     identity::RECONCILER_LABEL,
-    object::{Kind, Object, ObjectKey},
+    object::{Kind, Object},
     queue::{Next, Queue, Run, Wake},
     reconcile::{Context, ParentKey, reconcile},
     store::{Change, Store},
     telemetry,
 };
+
+/// How long to wait before a list that failed is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// A watch that has failed, and has not failed again for so long, is well: twice the longest pause between two tries, and more.
+const QUIET: Duration = Duration::from_secs(90);
 
 /// How the watches of a reconciler are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,7 +97,7 @@ impl Controller {
             return;
         }
         tracing::info!(parents = self.context.parents.len(), revision = self.context.revision().id, "watching");
-        self.wake_unselected().await;
+        let _unselected = AbortOnDropHandle::new(tokio::spawn(self.clone().wake_unselected().in_current_span()));
         let own = Arc::new(Semaphore::new(0));
         let mut granted = 0;
         let mut workers = JoinSet::new();
@@ -133,29 +137,26 @@ impl Controller {
         for parent in self.context.parents.all() {
             self.queue.wake(&ParentKey::of(&parent), Wake::Parent);
         }
+        // Some wait that have left the selection.
+        self.queue.wake_all(Wake::Parent);
     }
 
     /// Parents that left the selection while nobody watched still carry our finalizer.
-    async fn wake_unselected(&self) {
+    async fn wake_unselected(self: Arc<Self>) {
         let context = &self.context;
         if context.selector.selects_all() {
             return;
         }
-        let api = Api::<PartialObjectMeta<Object>>::all_with(context.client.clone(), &context.parent_kind.api);
-        let all = match api.list(&ListParams::default()).await {
-            Ok(all) => all,
-            Err(error) => return tracing::warn!("cannot look for parents to release: {error}"),
-        };
-        for parent in all {
-            let metadata = parent.metadata;
-            let object = ObjectKey { namespace: metadata.namespace, name: metadata.name.unwrap_or_default() };
-            if metadata.finalizers.iter().flatten().any(|finalizer| *finalizer == context.finalizer())
-                && context.parents.get(&object).is_none()
-            {
-                let key = ParentKey { object, uid: metadata.uid.unwrap_or_default() };
-                context.note_finalizer(&key.uid);
-                self.queue.wake(&key, Wake::Parent);
+        let holding = loop {
+            match context.holding().await {
+                Ok(holding) => break holding,
+                Err(error) => tracing::warn!("cannot look for parents to release: {}", telemetry::chain(&error)),
             }
+            tokio::time::sleep(AGAIN).await;
+        };
+        for parent in holding.iter().filter(|parent| context.parents.get(&parent.key()).is_none()) {
+            context.note_finalizer(parent.uid());
+            self.queue.wake(&ParentKey::of(parent), Wake::Parent);
         }
     }
 
@@ -187,7 +188,18 @@ impl Controller {
         };
         let mut events = pin!(watcher(api, config).default_backoff());
         let store = watched.store(context);
-        while let Some(event) = events.next().await {
+        loop {
+            let event = match tokio::time::timeout(QUIET, events.next()).await {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(_) => {
+                    // A watch that goes on is silent about it.
+                    if store.is_synced() {
+                        self.well(kind);
+                    }
+                    continue;
+                }
+            };
             let event = match event {
                 Ok(event) => event,
                 Err(error) => {

@@ -82,6 +82,17 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.changed.notify_one();
     }
 
+    /// The same for every parent that waits or runs.
+    pub fn wake_all(&self, wake: Wake) {
+        let mut schedule = self.lock();
+        let keys: Vec<_> = schedule.items.keys().cloned().collect();
+        for key in &keys {
+            schedule.wake(key, wake, Instant::now());
+        }
+        drop(schedule);
+        self.changed.notify_one();
+    }
+
     /// Waits for the next parent that is due, and marks it as running. Cancel safe.
     pub async fn next(&self) -> Run<K> {
         loop {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use kube::{Api, Client, core::Selector};
+use kube::{Api, Client, api::ListParams, core::Selector};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -282,7 +282,10 @@ pub async fn release(context: &Context, parent: &Object) -> Result<(), finalizer
     match finalizer::remove(&context.parent_api(&parent.key()), parent, &context.finalizer()).await {
         Ok(answer) => {
             tracing::info!(parent = %parent.key(), "released");
-            context.parents.apply(answer);
+            // One that is not selected has no place in the store.
+            if context.parents.key_of(parent.uid()).is_some() {
+                context.parents.apply(answer);
+            }
             Ok(())
         }
         Err(finalizer::Error::Gone(_)) => Ok(()),
@@ -391,6 +394,7 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     };
     // Gone; the watch will say so, too.
     let Some(fresh) = fresh else { return Next::Forget };
+    context.see(&fresh);
     context.parents.apply(fresh.clone());
     if finalizer::phase(&fresh, &context.finalizer(), true) != Phase::Finalizing {
         return Next::Again;
@@ -556,6 +560,7 @@ async fn failed(
     if error.is_conflict() {
         tracing::debug!("{}; reading again", telemetry::chain(&error));
         if let Ok(Some(fresh)) = context.parent_api(&parent.key()).get_opt(parent.name()).await {
+            context.see(&fresh);
             context.parents.apply(fresh);
         }
         return Next::Immediately;
@@ -708,6 +713,17 @@ impl Context {
 
     fn describe(&self, key: &ChildKey) -> String {
         format!("{} {}", self.child_kinds[key.kind].api.kind, key.object)
+    }
+
+    /// All parents that carry our finalizer, selected or not, from the API server.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub async fn holding(&self) -> Result<Vec<Object>, kube::Error> {
+        let api = Api::<Object>::all_with(self.client.clone(), &self.parent_kind.api);
+        let mut parents = api.list(&ListParams::default()).await?.items;
+        parents.retain(|parent| parent.finalizers().contains(&self.finalizer()));
+        Ok(parents)
     }
 
     /// A parent that is not among ours was seen with our finalizer on.

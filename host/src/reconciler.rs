@@ -140,10 +140,23 @@ impl Serving {
     /// Begins no more reconciles, and lets those that run come to their end.
     async fn halt(&mut self) {
         self.stop.cancel();
-        if let Some(workers) = self.workers.take()
-            && let Err(error) = workers.await
-        {
-            tracing::error!("the workers of a reconciler ended by a bug; please report it: {error}");
+        if let Some(workers) = &mut self.workers {
+            let ended = workers.await;
+            // Not before: who is interrupted here has not seen them end.
+            self.workers = None;
+            if let Err(error) = ended {
+                tracing::error!("the workers of a reconciler ended by a bug; please report it: {error}");
+            }
+        }
+    }
+}
+
+impl Drop for Serving {
+    /// Whoever drops it without [`Self::halt`] wants what runs to stop at once.
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(workers) = &self.workers {
+            workers.abort();
         }
     }
 }
@@ -176,6 +189,7 @@ impl Reconciler {
             // Until something says that there may be another revision to bring up.
             loop {
                 tokio::select! {
+                    biased;
                     () = stop.cancelled() => return self.end().await,
                     Ok(()) = specs.changed() => {
                         let object = specs.borrow_and_update().clone();
@@ -210,9 +224,7 @@ impl Reconciler {
         let Some(serving) = &self.serving else { return };
         if serving.binding.account != self.object.spec.service_account.user() {
             // Not even what runs may go on as an account that is no longer named.
-            if let Some(workers) = self.serving.take().and_then(|serving| serving.workers) {
-                workers.abort();
-            }
+            self.serving = None;
             return;
         }
         let settings = self.settings();
@@ -230,10 +242,11 @@ impl Reconciler {
     }
 
     async fn end(self) {
-        self.supervisor.claims.remove(&self.object.name_any());
         if let Some(mut serving) = self.serving {
             serving.halt().await;
         }
+        // Only now: another reconciler may take the parents over at once.
+        self.supervisor.claims.remove(&self.object.name_any());
     }
 
     /// Brings up the revision that the spec asks for, unless it serves already; and if there is none that serves, the last good one.
@@ -262,10 +275,10 @@ impl Reconciler {
     }
 
     async fn bring_up_desired(&mut self) -> Result<(), Error> {
+        self.desired = None;
         if self.object.metadata.deletion_timestamp.is_some() {
             return self.release_parents().await;
         }
-        self.desired = None;
         let bytes = source::fetch(&self.supervisor.client, &self.object.spec.plugin).await?;
         let material = Material { bytes, config: self.object.spec.config.clone() };
         self.desired = Some(material.id());
@@ -288,13 +301,16 @@ impl Reconciler {
         if tokio::time::timeout(LISTING, watching.wait_for(|watching| watching.synced)).await.is_err() {
             return Err(Error::CannotRelease(finalizer));
         }
-        let waiting = || context.parents.all().into_iter().filter(|parent| parent.finalizers().contains(&finalizer));
         match self.object.spec.deletion_policy {
-            DeletionPolicy::Block if waiting().next().is_some() => return Err(Error::Blocked(waiting().count())),
-            DeletionPolicy::Block => {}
+            DeletionPolicy::Block => {
+                let waiting = context.holding().await.map_err(finalizer::Error::Request)?.len();
+                if waiting > 0 {
+                    return Err(Error::Blocked(waiting));
+                }
+            }
             DeletionPolicy::Release => {
                 serving.halt().await;
-                for parent in waiting() {
+                for parent in context.holding().await.map_err(finalizer::Error::Request)? {
                     reconcile::release(context, &parent).await?;
                 }
             }
@@ -474,11 +490,13 @@ impl Reconciler {
             child_kinds.push(resolve(client, kind).await?);
         }
         let applied = self.object.status.iter().flat_map(|status| &status.applied_kinds);
-        for kind in applied.filter(|kind| !description.children.contains(kind)) {
+        // A kind that is declared in another version now is watched already: its objects are the same.
+        let is_declared = |kind: &KindName| description.children.iter().any(|declared| declared.is_same_kind(kind));
+        for kind in applied.filter(|kind| !is_declared(kind)) {
             match resolve(client, kind).await {
                 Ok(kind) => child_kinds.push(kind),
                 // No longer served: then there is nothing left of it.
-                Err(Error::KindMissing(..)) => {}
+                Err(Error::KindMissing(_, error)) if is_absent(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -661,6 +679,15 @@ fn failures(watching: &Watching) -> String {
     let failures: Vec<_> =
         watching.failing.iter().map(|(kind, failure)| format!("{kind}: {}", failure.message)).collect();
     if failures.is_empty() { "the first list takes too long".to_owned() } else { failures.join("; ") }
+}
+
+/// Whether discovery says that there is no such kind, rather than nothing at all.
+fn is_absent(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Discovery(_) => true,
+        kube::Error::Api(status) => status.code == 404,
+        _ => false,
+    }
 }
 
 /// How the API server serves a kind.

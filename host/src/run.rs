@@ -45,6 +45,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
     let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
+    // Above the 290 s after which the API server ends a watch: what is silent for longer is dead (`C39`).
+    config.read_timeout = Some(Duration::from_secs(295));
     let client = Client::try_from(config.clone()).context("failed to set up the Kubernetes client")?;
     let engine = Arc::new(Engine::new()?);
     let listener = TcpListener::bind(options.health_probe_bind_address).await.with_context(|| {

@@ -62,6 +62,12 @@ pub enum Error {
         /// Where it stands.
         field: String,
     },
+    /// A kind is there twice, maybe in two versions: its objects are the same, so which of them would be meant?
+    #[error("{field} in the plugin's describe() is a kind that is there already; declare it once, in one version")]
+    KindTwice {
+        /// Where it stands.
+        field: String,
+    },
     /// It needs what this host does not have.
     #[error("the plugin needs {0:?}, which this host does not serve; it serves: log")]
     Capability(String),
@@ -85,6 +91,11 @@ impl KindName {
         Ok(())
     }
 
+    /// Whether the other is the same kind, in whatever version.
+    pub fn is_same_kind(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.gvk().group == other.gvk().group
+    }
+
     /// The kind in parts.
     pub fn gvk(&self) -> GroupVersionKind {
         let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
@@ -102,6 +113,9 @@ impl Description {
         description.parent.check("parent")?;
         for (at, child) in description.children.iter().enumerate() {
             child.check(&format!("children[{at}]"))?;
+            if description.children[..at].iter().any(|other| other.is_same_kind(child)) {
+                return Err(Error::KindTwice { field: format!("children[{at}]") });
+            }
         }
         if let Some(capability) = description.capabilities.iter().find(|capability| *capability != "log") {
             return Err(Error::Capability(capability.clone()));
@@ -126,6 +140,9 @@ mod tests {
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"children":[{"apiVersion":"v1","kind":""}]}"#)
             .unwrap_err();
         assert!(bad.contains("children[0].kind"), "{bad}");
+        let twice = r#"[{"apiVersion":"autoscaling/v1","kind":"H"},{"apiVersion":"autoscaling/v2","kind":"H"}]"#;
+        let bad = read(&format!(r#"{{"parent":{{"apiVersion":"v1","kind":"X"}},"children":{twice}}}"#)).unwrap_err();
+        assert!(bad.contains("children[1]"), "{bad}");
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"childs":[]}"#).unwrap_err();
         assert!(bad.contains("childs"), "{bad}");
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"capabilities":["sql"]}"#).unwrap_err();

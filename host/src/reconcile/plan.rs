@@ -72,11 +72,14 @@ pub fn plan(observed: &Observed, desired: &[DesiredChild], memory: &Memory, owne
         }
     }
     let wanted: std::collections::HashSet<_> = desired.iter().map(|child| &child.key).collect();
+    // The same object seen as two versions of its kind is one object.
+    let kept: std::collections::HashSet<_> =
+        observed.children.iter().filter(|(key, _)| wanted.contains(key)).map(|(_, child)| child.uid()).collect();
     let unwanted = observed.children.iter().filter(|(key, child)| {
         // A label alone never buys a delete: it takes our owner reference, or the record on the parent.
         let proven = child.controller_uid() == Some(observed.parent.uid())
             || observed.record.as_ref().is_some_and(|record| record.has(key, owner.child_kinds));
-        proven && !wanted.contains(key) && !child.is_deleting()
+        proven && !wanted.contains(key) && !kept.contains(child.uid()) && !child.is_deleting()
     });
     plan.deletes = unwanted.map(|(key, child)| ChildDelete { key: key.clone(), uid: child.uid().to_owned() }).collect();
     plan
@@ -411,6 +414,17 @@ mod tests {
         let plan = plan_for(std::slice::from_ref(&dying), &[wanted("a", "2")], &HashMap::new());
         assert_eq!(plan, Plan { deleting: vec![key("a")], ..Plan::default() });
         assert_eq!(plan_for(&[dying], &[], &HashMap::new()), Plan::default());
+    }
+
+    #[test]
+    fn a_child_seen_as_two_versions_of_its_kind_is_one_child() {
+        let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
+        let other = ChildKey { kind: 1, ..key("a") };
+        let children = vec![(key("a"), live("a", "1", "5", "")), (other, live("a", "1", "5", ""))];
+        let observed = Observed { parent: Arc::new(parent), children, record: None };
+        let kinds = [child_kinds(), child_kinds()].concat();
+        let plan = plan(&observed, &[wanted("a", "1")], &Memory::default(), &owner(&parent_kind(), &kinds));
+        assert_eq!(plan.deletes, []);
     }
 
     #[test]

@@ -57,13 +57,18 @@ impl Record {
 
     /// Whether the child is in it.
     pub fn has(&self, key: &ChildKey, kinds: &[Kind]) -> bool {
-        self.children.contains(&Entry::of(key, kinds))
+        let wanted = Entry::of(key, kinds);
+        self.children.iter().any(|entry| {
+            // Another version of the kind has the same objects.
+            entry.kind.is_same_kind(&wanted.kind)
+                && (&entry.namespace, &entry.name) == (&wanted.namespace, &wanted.name)
+        })
     }
 
     /// The children in it whose kinds are known.
     pub fn keys(&self, kinds: &[Kind]) -> Vec<ChildKey> {
         let key = |entry: &Entry| {
-            let kind = kinds.iter().position(|kind| kind.name() == entry.kind)?;
+            let kind = kinds.iter().position(|kind| kind.name().is_same_kind(&entry.kind))?;
             let object = ObjectKey { namespace: entry.namespace.clone(), name: entry.name.clone() };
             Some(ChildKey { kind, object })
         };
