@@ -264,7 +264,7 @@ fn report(status: Option<String>, conditions: Vec<Condition>, mut events: Vec<Ev
     }
     for (at, event) in events.iter_mut().enumerate() {
         check_name(&format!("events[{at}].reason"), &event.reason)?;
-        cut(&mut event.message, MAX_NOTE);
+        event.message.truncate(event.message.floor_char_boundary(MAX_NOTE));
     }
     Ok(Report { status, conditions, events })
 }
@@ -278,13 +278,6 @@ fn check_name(path: &str, name: &str) -> Result<(), Error> {
         return Ok(());
     }
     refuse(path, format!("is {name:?}; it must be one CamelCase word of at most {MAX_REASON} characters"))
-}
-
-fn cut(text: &mut String, max: usize) {
-    if text.len() > max {
-        let end = (0..=max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        text.truncate(end);
-    }
 }
 
 fn json_object(path: &str, text: &str) -> Result<Map<String, Value>, Error> {

@@ -64,7 +64,7 @@ impl Events {
     }
 
     async fn publish(&self, parent: &Object, kind: &Kind, type_: EventType, reason: &str, note: &str) {
-        let end = (0..=note.len().min(MAX_NOTE)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+        let end = note.floor_char_boundary(MAX_NOTE);
         let event = Event {
             type_,
             reason: reason.to_owned(),
