@@ -8,6 +8,8 @@ use std::{
 use kube::core::{Selector, SelectorExt as _};
 use tokio::sync::watch;
 
+use crate::object::ObjectKey;
+
 /// All claims of this host.
 pub struct Claims {
     claims: RwLock<Vec<Claim>>,
@@ -17,14 +19,25 @@ pub struct Claims {
 /// One reconciler's claim on the parents that it selects.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// The reconciler's name.
-    pub name: String,
-    /// When it was created, RFC 3339 in UTC: the older claim holds, and of two from the same second that of the lesser name.
+    /// The reconciler.
+    pub reconciler: ObjectKey,
+    /// When it was created, RFC 3339 in UTC: the older claim holds, and of two from the same second the one that sorts first.
     pub created: String,
     /// The kind of its parents, as `Kind.group`: versions of a kind are the same objects.
     pub kind: String,
     /// Which of them.
     pub selector: Selector,
+}
+
+impl Claim {
+    /// A reconciler in a namespace has no parents elsewhere.
+    fn sees(&self, namespace: Option<&str>) -> bool {
+        self.reconciler.namespace.is_none() || self.reconciler.namespace.as_deref() == namespace
+    }
+
+    fn precedes(&self, other: &Self) -> bool {
+        (&self.created, &self.reconciler) < (&other.created, &other.reconciler)
+    }
 }
 
 impl Default for Claims {
@@ -37,29 +50,36 @@ impl Claims {
     /// Adds a claim, or replaces that of the same reconciler.
     pub fn set(&self, claim: Claim) {
         let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
-        claims.retain(|other| other.name != claim.name);
+        claims.retain(|other| other.reconciler != claim.reconciler);
         claims.push(claim);
         drop(claims);
         self.changed.send_modify(|count| *count += 1);
     }
 
     /// Takes back the claim of a reconciler.
-    pub fn remove(&self, name: &str) {
-        self.claims.write().unwrap_or_else(PoisonError::into_inner).retain(|claim| claim.name != name);
+    pub fn remove(&self, reconciler: &ObjectKey) {
+        self.claims.write().unwrap_or_else(PoisonError::into_inner).retain(|claim| claim.reconciler != *reconciler);
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// The reconciler that goes before `name` for a parent of this kind; `labels` are asked for only if there is a rival.
-    pub fn rival(&self, name: &str, kind: &str, labels: impl FnOnce() -> BTreeMap<String, String>) -> Option<String> {
+    /// The reconciler that goes before `reconciler` for a parent of this kind and namespace; `labels` are asked for only if there is a
+    /// rival.
+    pub fn rival(
+        &self,
+        reconciler: &ObjectKey,
+        kind: &str,
+        namespace: Option<&str>,
+        labels: impl FnOnce() -> BTreeMap<String, String>,
+    ) -> Option<ObjectKey> {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
-        let mine = claims.iter().find(|claim| claim.name == name)?;
+        let mine = claims.iter().find(|claim| claim.reconciler == *reconciler)?;
         let mut older = claims
             .iter()
-            .filter(|claim| claim.kind == kind && (&claim.created, &claim.name) < (&mine.created, &mine.name))
+            .filter(|claim| claim.kind == kind && claim.sees(namespace) && claim.precedes(mine))
             .peekable();
         older.peek()?;
         let labels = labels();
-        older.find(|claim| claim.selector.matches(&labels)).map(|claim| claim.name.clone())
+        older.find(|claim| claim.selector.matches(&labels)).map(|claim| claim.reconciler.clone())
     }
 
     /// Tells when a claim was added, changed or taken back.
@@ -74,10 +94,17 @@ mod tests {
 
     use super::*;
 
+    fn key(name: &str) -> ObjectKey {
+        match name.split_once('/') {
+            Some((namespace, name)) => ObjectKey { namespace: Some(namespace.to_owned()), name: name.to_owned() },
+            None => ObjectKey { namespace: None, name: name.to_owned() },
+        }
+    }
+
     fn claim(name: &str, created: &str, label: Option<&str>) -> Claim {
         let selector = label.map(|label| Selector::from(Expression::Equal("team".to_owned(), label.to_owned())));
         Claim {
-            name: name.to_owned(),
+            reconciler: key(name),
             created: created.to_owned(),
             kind: "Widget.t.example".to_owned(),
             selector: selector.unwrap_or_default(),
@@ -86,7 +113,7 @@ mod tests {
 
     fn rival(claims: &Claims, name: &str, team: &str) -> Option<String> {
         let labels = || BTreeMap::from([("team".to_owned(), team.to_owned())]);
-        claims.rival(name, "Widget.t.example", labels)
+        claims.rival(&key(name), "Widget.t.example", Some("n"), labels).map(|rival| rival.to_string())
     }
 
     #[test]
@@ -99,15 +126,25 @@ mod tests {
         assert_eq!(rival(&claims, "young", "green").as_deref(), Some("other"));
         assert_eq!(rival(&claims, "young", "red"), None);
         assert_eq!(rival(&claims, "old", "blue"), None);
-        claims.remove("old");
+        claims.remove(&key("old"));
         assert_eq!(rival(&claims, "young", "blue"), None);
+    }
+
+    #[test]
+    fn one_in_a_namespace_claims_nothing_elsewhere() {
+        let claims = Claims::default();
+        claims.set(claim("young", "2026-01-03T00:00:00Z", None));
+        claims.set(claim("elsewhere/old", "2026-01-01T00:00:00Z", None));
+        assert_eq!(rival(&claims, "young", "blue"), None);
+        claims.set(claim("n/young", "2026-01-02T00:00:00Z", None));
+        assert_eq!(rival(&claims, "young", "blue").as_deref(), Some("n/young"));
     }
 
     #[test]
     fn labels_are_read_only_if_there_is_a_rival() {
         let claims = Claims::default();
         claims.set(claim("only", "2026-01-01T00:00:00Z", None));
-        let rival = claims.rival("only", "Widget.t.example", || panic!("nobody asks"));
+        let rival = claims.rival(&key("only"), "Widget.t.example", None, || panic!("nobody asks"));
         assert_eq!(rival, None);
     }
 }

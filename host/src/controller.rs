@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
-use kube::{
-    Api,
-    runtime::{WatchStreamExt as _, watcher},
-};
+use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
@@ -164,7 +161,7 @@ impl Controller {
         let context = &self.context;
         let span = info_span!(
             "reconcile",
-            reconciler = context.name,
+            reconciler = %context.key,
             parent = %run.key,
             revision = context.revision().id,
             reconcileID = format!("{:016x}", fastrand::u64(..)),
@@ -172,14 +169,15 @@ impl Controller {
         let reconciled = AssertUnwindSafe(reconcile(context, &run.key, run.attempt)).catch_unwind().instrument(span);
         // A bug in one reconcile is a failure of that parent, and of nobody else.
         let next = reconciled.await.unwrap_or(Next::Failed(None));
-        self.queue.done(run, next);
+        let seen = context.seen(&run.key.uid);
+        self.queue.done(run, next, seen.as_deref());
     }
 
     /// Keeps a store up to date and wakes whom a change concerns.
     async fn follow(self: Arc<Self>, watched: Watched) {
         let context = &self.context;
         let kind = watched.kind(context);
-        let api = Api::<Object>::all_with(context.client.clone(), &kind.api);
+        let api = context.all(kind);
         let config = match watched {
             Watched::Parents => watcher::Config::default().labels_from(&context.selector),
             Watched::Children(_) => {
@@ -253,16 +251,21 @@ impl Controller {
     }
 
     fn wake(&self, watched: Watched, change: &Change) {
-        let concerned = [change.before.as_deref(), change.after.as_deref()].into_iter().flatten();
         match watched {
             Watched::Parents => {
                 change.after.iter().for_each(|parent| self.context.see(parent));
-                for parent in concerned {
-                    self.queue.wake(&ParentKey::of(parent), Wake::Parent);
+                let after = change.after.as_deref();
+                if let Some(after) = after {
+                    self.queue.changed(&ParentKey::of(after), after.resource_version());
+                }
+                let is_gone = |before: &&Object| after.is_none_or(|after| after.uid() != before.uid());
+                if let Some(gone) = change.before.as_deref().filter(is_gone) {
+                    self.queue.wake(&ParentKey::of(gone), Wake::Parent);
                 }
             }
             Watched::Children(place) => {
                 let kind = self.context.child_kinds[place].group_kind();
+                let concerned = [change.before.as_deref(), change.after.as_deref()].into_iter().flatten();
                 for uid in concerned.filter_map(|child| child.parent_uid(&kind)) {
                     if let Some(object) = self.context.parents.key_of(uid) {
                         self.queue.wake(&ParentKey { object, uid: uid.to_owned() }, Wake::Child);

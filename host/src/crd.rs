@@ -1,8 +1,10 @@
-//! The host's own custom resource: "this plugin reconciles that kind, as this service account".
+//! The host's own custom resources: "this plugin reconciles that kind, as this service account".
 //!
-//! Field documentation here becomes the API documentation (`kubectl explain clusterreconciler.spec`).
+//! A `ClusterReconciler` has parents in all namespaces, and names what it refers to by namespace and name. A `Reconciler` lives in a
+//! namespace, and neither sees nor writes anything outside. Field documentation here becomes the API documentation
+//! (`kubectl explain clusterreconciler.spec`, and host/docs/reference.md).
 
-use std::{str::FromStr, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, str::FromStr, time::Duration};
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -11,6 +13,7 @@ use k8s_openapi::{
 use kube::{CustomResource, CustomResourceExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::plugin::{CallLimits, describe::KindName};
 
@@ -22,7 +25,7 @@ use crate::plugin::{CallLimits, describe::KindName};
     kind = "ClusterReconciler",
     shortname = "crec",
     category = "pilothouse",
-    status = "ClusterReconcilerStatus",
+    status = "ReconcilerStatus",
     printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
     printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -34,18 +37,60 @@ pub struct ClusterReconcilerSpec {
     /// Where the plugin comes from.
     pub plugin: PluginSource,
     /// The service account that the host acts as for this reconciler: whatever it may not do, the plugin cannot bring about. The host has to
-    /// be allowed to impersonate it.
+    /// be allowed to impersonate it, and so has whoever writes this.
     pub service_account: ServiceAccountRef,
+    /// How it reconciles.
+    #[serde(flatten)]
+    pub terms: Terms,
+}
+
+/// A plugin that reconciles the parents of one namespace: its own. It sees and writes nothing outside.
+#[derive(CustomResource, Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[kube(
+    group = "pilothouse.dev",
+    version = "v1alpha1",
+    kind = "Reconciler",
+    namespaced,
+    shortname = "rec",
+    category = "pilothouse",
+    status = "ReconcilerStatus",
+    printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
+    printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ReconcilerSpec {
+    /// Where the plugin comes from.
+    pub plugin: LocalPluginSource,
+    /// The name of the service account, in this namespace, that the host acts as for this reconciler: whatever it may not do, the plugin cannot
+    /// bring about. The host has to be allowed to impersonate it, and so has whoever writes this.
+    pub service_account: String,
+    /// How it reconciles.
+    #[serde(flatten)]
+    pub terms: Terms,
+}
+
+/// What both kinds of reconcilers say of how they reconcile.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Terms {
     /// Handed to the plugin with each call, as it is.
-    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-    pub config: serde_json::Map<String, serde_json::Value>,
+    pub config: Map<String, Value>,
     /// Which parents, by their labels; without it all of them. A parent that leaves the selection is released.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
-    /// What one call of the plugin may use. Holds from the next call on.
+    /// What one call of the plugin may use. Holds from the next call on. For a `Reconciler`, the host's policy says how much that may be at
+    /// most.
     #[serde(default)]
     pub limits: Limits,
+    /// What the plugin may use beside its request, by the name of the capability. Default: nothing. This version of the host has none to
+    /// grant, and refuses those that it does not know.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub grants: BTreeMap<String, Vec<Grant>>,
     /// Reconcile nothing, and clean up nothing, until this is false again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
@@ -62,6 +107,18 @@ fn default_history() -> u32 {
     5
 }
 
+/// One use of a capability.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Grant {
+    /// The name by which the plugin asks for it.
+    pub name: String,
+    /// What is granted, in the terms of the capability.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub what: Map<String, Value>,
+}
+
 /// What happens to the finalizers of a reconciler that is deleted.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 pub enum DeletionPolicy {
@@ -72,12 +129,29 @@ pub enum DeletionPolicy {
     Block,
 }
 
+/// Where a plugin comes from: exactly one of these.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "has(self.configMap) != has(self.path)", "message": "give exactly one of configMap and path"}
+]))]
+pub struct PluginSource {
+    /// A ConfigMap that carries the component in `binaryData`. For small plugins: a ConfigMap holds at most 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapRef>,
+    /// A file on the machine of the host, read again when it changes. For development: refused unless the host runs with
+    /// `--allow-plugin-paths`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub path: Option<PathBuf>,
+}
+
 /// Where a plugin comes from.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct PluginSource {
-    /// A ConfigMap that carries the component in `binaryData`. For small plugins: a ConfigMap holds at most 1 MiB.
-    pub config_map: ConfigMapRef,
+pub struct LocalPluginSource {
+    /// A ConfigMap in this namespace that carries the component in `binaryData`. For small plugins: a ConfigMap holds at most 1 MiB.
+    pub config_map: LocalConfigMapRef,
 }
 
 /// A key of a ConfigMap.
@@ -85,6 +159,16 @@ pub struct PluginSource {
 pub struct ConfigMapRef {
     /// The ConfigMap's namespace.
     pub namespace: String,
+    /// The ConfigMap's name.
+    pub name: String,
+    /// The key in its `binaryData`.
+    #[serde(default = "default_key")]
+    pub key: String,
+}
+
+/// A key of a ConfigMap in the same namespace.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+pub struct LocalConfigMapRef {
     /// The ConfigMap's name.
     pub name: String,
     /// The key in its `binaryData`.
@@ -131,6 +215,18 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The lesser of each two: what `self` asks for, within `most`.
+    #[must_use]
+    pub fn within(&self, most: &Self) -> Self {
+        Self {
+            memory: self.memory.min(most.memory),
+            timeout: self.timeout.min(most.timeout),
+            output: self.output.min(most.output),
+            children: self.children.min(most.children),
+            concurrency: self.concurrency.min(most.concurrency),
+        }
+    }
+
     /// As the plugin's calls take them.
     pub fn of_a_call(&self) -> CallLimits {
         CallLimits { memory: self.memory.0, timeout: self.timeout.0, output: self.output.0 }
@@ -150,12 +246,12 @@ impl Default for Limits {
 }
 
 /// A number of bytes, written as a Kubernetes quantity: `64Mi`, `1Gi`, `500k`, `1048576`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Bytes(pub usize);
 
 /// A duration, written as `5s`, `500ms`, `1m30s`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Timeout(pub Duration);
 
@@ -248,7 +344,7 @@ schema_of_a_string!(Bytes, Timeout);
 /// What the host says of a reconciler.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct ClusterReconcilerStatus {
+pub struct ReconcilerStatus {
     /// The generation of the spec that this status is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
@@ -281,7 +377,7 @@ pub struct ClusterReconcilerStatus {
 
 /// The definitions of the host's own kinds.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    vec![ClusterReconciler::crd()]
+    vec![ClusterReconciler::crd(), Reconciler::crd()]
 }
 
 #[cfg(test)]

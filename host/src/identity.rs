@@ -7,7 +7,10 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::object::{FIELD_MANAGER_PREFIX, ObjectKey};
+use crate::{
+    declaration,
+    object::{FIELD_MANAGER_PREFIX, ObjectKey},
+};
 
 /// The label on every child, whose value names the reconciler: what the child watches select. Internal: users must not
 /// depend on it, and it never buys a delete.
@@ -46,18 +49,19 @@ pub const DOMAIN: &str = "pilothouse.dev";
 pub struct Identity {
     kind: &'static str,
     key: ObjectKey,
-    /// `c-<name, at most 40>-<8 hex>`: valid as a label value and as the name part of a finalizer.
+    /// `c-<name, at most 40>-<8 hex>`, or `n-…` for one in a namespace: valid as a label value and as the name part of a finalizer.
     slug: String,
 }
 
 impl Identity {
-    /// The identity of the ClusterReconciler `name`.
-    pub fn cluster_reconciler(name: &str) -> Self {
-        let key = ObjectKey { namespace: None, name: name.to_owned() };
-        let hash = short_hash(&["ClusterReconciler", "", name], 4);
+    /// The identity of the reconciler of that name.
+    pub fn of(key: &ObjectKey) -> Self {
+        let (kind, namespace, name) = (declaration::kind(key), key.namespace.as_deref(), key.name.as_str());
+        let hash = short_hash(&[kind, namespace.unwrap_or_default(), name], 4);
+        let letter = if namespace.is_some() { 'n' } else { 'c' };
         // Names are DNS subdomains, so every byte is ASCII; a cut may not end in a separator.
         let short = name.get(..40).unwrap_or(name).trim_end_matches(['-', '.']);
-        Self { kind: "ClusterReconciler", key, slug: format!("c-{short}-{hash}") }
+        Self { kind, key: key.clone(), slug: format!("{letter}-{short}-{hash}") }
     }
 
     /// The value of [`RECONCILER_LABEL`].
@@ -105,9 +109,10 @@ mod tests {
 
     #[test]
     fn names_are_stable_and_within_kubernetes_limits() {
-        let identity = Identity::cluster_reconciler("myapp");
+        let cluster = |name: &str| Identity::of(&ObjectKey { namespace: None, name: name.to_owned() });
+        let identity = cluster("myapp");
         assert_eq!(identity.finalizer(), "pilothouse.dev/c-myapp-5c40a47d");
-        let long = Identity::cluster_reconciler(&"a.".repeat(100));
+        let long = cluster(&"a.".repeat(100));
         assert!(long.label().len() <= 63);
         assert!(!long.label().contains(".-"));
         let parent = ObjectKey { namespace: Some("n".into()), name: "p".into() };
@@ -115,5 +120,8 @@ mod tests {
         assert!(manager.len() <= 128);
         let other = ObjectKey { namespace: Some("n".into()), name: "q".into() };
         assert_ne!(manager, identity.field_manager("mygroup.example.com", "MyApp", &other));
+        let in_namespace = Identity::of(&ObjectKey { namespace: Some("n".into()), name: "myapp".into() });
+        assert_eq!(in_namespace.finalizer(), "pilothouse.dev/n-myapp-3e3a59b8");
+        assert_ne!(manager, in_namespace.field_manager("mygroup.example.com", "MyApp", &parent));
     }
 }

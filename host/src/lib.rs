@@ -2,8 +2,9 @@
 //!
 //! The tour, in the order of one reconcile:
 //!
-//! 1. [`supervisor`] watches the reconcilers ([`crd`]) and gives each its life ([`reconciler`]): its plugin is fetched ([`source`]),
-//!    loaded ([`plugin`], [`revision`]) and put to work by a [`controller`]. Who has which parents is in [`claims`].
+//! 1. [`supervisor`] watches the reconcilers ([`crd`], [`declaration`]) and gives each its life ([`reconciler`]): its plugin is fetched
+//!    ([`source`]), loaded ([`plugin`], [`revision`]) and put to work by a [`controller`]. Who has which parents is in [`claims`], and what
+//!    a tenant may ask for in [`policy`].
 //! 2. The controller's watches fill its [`store`]s with [`object`]s, and wake parents in its [`queue`].
 //! 3. [`reconcile`] takes one parent through its steps: `observe`, the plugin call, `desired`, `plan`, `apply`, `status`. What they
 //!    hand on to one another is in [`state`].
@@ -15,10 +16,12 @@ pub mod build;
 pub mod claims;
 pub mod controller;
 pub mod crd;
+pub mod declaration;
 pub mod identity;
 pub mod manifests;
 pub mod object;
 pub mod plugin;
+pub mod policy;
 pub mod probes;
 pub mod queue;
 pub mod reconcile;

@@ -73,6 +73,12 @@ struct ManifestsArguments {
     /// Namespace of the plugin's ConfigMap and service account.
     #[arg(short, long, default_value = "pilothouse-system")]
     namespace: String,
+    /// Make a Reconciler, which sees and writes its own namespace only, instead of a ClusterReconciler.
+    #[arg(long, requires = "namespace")]
+    namespaced: bool,
+    /// Leave out the CustomResourceDefinitions, since somebody else installs them.
+    #[arg(long)]
+    skip_crds: bool,
     /// The service account that the host runs as, as NAMESPACE/NAME.
     #[arg(long, value_name = "ACCOUNT", default_value = "pilothouse-system/pilothouse", value_parser = service_account)]
     host: ServiceAccountRef,
@@ -129,7 +135,13 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
     let name =
         arguments.name.clone().or_else(|| stem(&arguments.plugin)).context("give the reconciler a name with --name")?;
-    let options = manifests::Options { name, namespace: arguments.namespace.clone(), host: arguments.host.clone() };
+    let options = manifests::Options {
+        name,
+        namespace: arguments.namespace.clone(),
+        host: arguments.host.clone(),
+        namespaced: arguments.namespaced,
+        skip_crds: arguments.skip_crds,
+    };
     print_yaml(&manifests::manifests(&plugin, &bytes, &options)?)
 }
 

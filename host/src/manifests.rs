@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     crd::ServiceAccountRef,
-    plugin::{Plugin, describe::KindName},
+    plugin::{Description, Plugin, describe::KindName},
 };
 
 /// What cannot be told from the plugin.
@@ -18,6 +18,10 @@ pub struct Options {
     pub namespace: String,
     /// As whom the host runs.
     pub host: ServiceAccountRef,
+    /// Whether it is a `Reconciler`, for its namespace only, and not a `ClusterReconciler`.
+    pub namespaced: bool,
+    /// Leave out the CustomResourceDefinitions, which somebody else installs.
+    pub skip_crds: bool,
 }
 
 /// A ConfigMap holds at most this many bytes, counted decoded (Kubernetes documentation, "ConfigMaps").
@@ -40,55 +44,83 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
         return Err(Error::TooLarge(bytes.len()));
     }
     let encoded = BASE64_STANDARD.encode(bytes);
-    let Options { name, namespace, host } = options;
+    let Options { name, namespace, host, namespaced, skip_crds } = options;
     let description = plugin.description();
-    let mut manifests = description.crds.clone();
-    manifests.extend([
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
+    let mut manifests = if *skip_crds { Vec::new() } else { description.crds.clone() };
+    // A tenant has a namespace.
+    if !namespaced {
+        manifests.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}));
+    }
+    manifests.push(json!({
+        "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": {"name": name, "namespace": namespace},
+        // It is only impersonated: nobody needs its token.
+        "automountServiceAccountToken": false,
+    }));
+    let account = ServiceAccountRef { namespace: namespace.clone(), name: name.clone() };
+    let rights = rights_of_account(description);
+    manifests.extend(if *namespaced {
+        role(namespace, name, &rights, &account)
+    } else {
+        cluster_role(name, &rights, &account)
+    });
+    // What the host itself needs: to read the plugin, to keep its revisions, and to act as the account.
+    let rights = [
+        json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [plugin_name(name)], "verbs": ["get", "list", "watch"]}),
+        json!({"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [name], "verbs": ["impersonate"]}),
+        json!({"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["get", "list", "create", "delete"]}),
+    ];
+    manifests.extend(role(namespace, &format!("{name}:host"), &rights, host));
+    manifests.push(json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": plugin_name(name), "namespace": namespace},
+        "binaryData": {"plugin.wasm": encoded},
+    }));
+    manifests.push(if *namespaced {
         json!({
-            "apiVersion": "v1", "kind": "ServiceAccount",
+            "apiVersion": "pilothouse.dev/v1alpha1", "kind": "Reconciler",
             "metadata": {"name": name, "namespace": namespace},
-            // It is only impersonated: nobody needs its token.
-            "automountServiceAccountToken": false,
-        }),
-        cluster_role(plugin, options),
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
-            "metadata": {"name": format!("pilothouse:{name}")},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("pilothouse:{name}")},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-        }),
-        // What the host itself needs: to read the plugin, to keep its revisions, and to act as the account.
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
-            "metadata": {"name": format!("pilothouse:{name}"), "namespace": namespace},
-            "rules": [
-                {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [plugin_name(name)], "verbs": ["get", "list", "watch"]},
-                {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [name], "verbs": ["impersonate"]},
-                {"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["get", "list", "create", "delete"]},
-            ],
-        }),
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
-            "metadata": {"name": format!("pilothouse:{name}"), "namespace": namespace},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": format!("pilothouse:{name}")},
-            "subjects": [{"kind": "ServiceAccount", "name": host.name, "namespace": host.namespace}],
-        }),
-        json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": plugin_name(name), "namespace": namespace},
-            "binaryData": {"plugin.wasm": encoded},
-        }),
+            "spec": {"plugin": {"configMap": {"name": plugin_name(name)}}, "serviceAccount": name},
+        })
+    } else {
         json!({
             "apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler",
             "metadata": {"name": name},
             "spec": {
-                "plugin": {"configMap": {"namespace": namespace, "name": plugin_name(name), "key": "plugin.wasm"}},
+                "plugin": {"configMap": {"namespace": namespace, "name": plugin_name(name)}},
                 "serviceAccount": {"namespace": namespace, "name": name},
             },
-        }),
-    ]);
+        })
+    });
     Ok(manifests)
+}
+
+/// A ClusterRole, and who has it.
+fn cluster_role(name: &str, rules: &[Value], account: &ServiceAccountRef) -> [Value; 2] {
+    let name = format!("pilothouse:{name}");
+    [
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules,
+        }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
+        }),
+    ]
+}
+
+/// A Role in a namespace, and who has it.
+fn role(namespace: &str, name: &str, rules: &[Value], account: &ServiceAccountRef) -> [Value; 2] {
+    let metadata = json!({"name": format!("pilothouse:{name}"), "namespace": namespace});
+    [
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules}),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": metadata["name"]},
+            "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
+        }),
+    ]
 }
 
 fn plugin_name(name: &str) -> String {
@@ -96,8 +128,7 @@ fn plugin_name(name: &str) -> String {
 }
 
 /// The rights of the service account: no more than its reconciles need.
-fn cluster_role(plugin: &Plugin, options: &Options) -> Value {
-    let description = plugin.description();
+fn rights_of_account(description: &Description) -> Vec<Value> {
     let (group, parents) = resource(&description.parent, &description.crds);
     let mut rules = vec![
         json!({"apiGroups": [group], "resources": [parents], "verbs": ["get", "list", "watch", "patch"]}),
@@ -110,11 +141,7 @@ fn cluster_role(plugin: &Plugin, options: &Options) -> Value {
         json!({"apiGroups": [group], "resources": [children], "verbs": ["get", "list", "watch", "create", "patch", "delete"]})
     }));
     rules.extend(description.rights.iter().filter_map(|rule| serde_json::to_value(rule).ok()));
-    json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "metadata": {"name": format!("pilothouse:{}", options.name)},
-        "rules": rules,
-    })
+    rules
 }
 
 /// Group and plural name of a kind: from its CRD if the plugin brings it, else by the rule that all built-in kinds follow.

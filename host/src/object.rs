@@ -70,6 +70,11 @@ impl Kind {
         KindName { api_version: self.api.api_version.clone(), kind: self.api.kind.clone() }
     }
 
+    /// Whether the host may write the status of such a parent: there is one, and it does not belong to a controller of Kubernetes.
+    pub fn tells_status(&self) -> bool {
+        self.has_status && !self.is_built_in()
+    }
+
     /// `Kind.group`: the kind whatever its version.
     pub fn group_kind(&self) -> String {
         format!("{}.{}", self.api.kind, self.api.group).trim_end_matches('.').to_owned()

@@ -48,6 +48,9 @@ pub enum Next {
     Immediately,
     /// It failed: wait for the backoff, or for this time.
     Failed(Option<Duration>),
+    /// Its plugin wants something else each time: wait as after a failure, and not shorter because children change, since it
+    /// is this which changes them.
+    Unstable,
     /// It failed and trying again is useless: wait to be woken.
     Terminal,
 }
@@ -82,6 +85,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.changed.notify_one();
     }
 
+    /// The parent itself was changed, to this resource version. A run that is under way may have done that, or seen it.
+    pub fn changed(&self, key: &K, version: &str) {
+        self.lock().parent_changed(key, version, Instant::now());
+        self.changed.notify_one();
+    }
+
     /// The same for every parent that waits or runs.
     pub fn wake_all(&self, wake: Wake) {
         let mut schedule = self.lock();
@@ -111,9 +120,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// A run has ended.
-    pub fn done(&self, run: Run<K>, next: Next) {
-        self.lock().done(run, next, Instant::now());
+    /// A run has ended, and left the parent at the resource version `seen`, if it knows.
+    pub fn done(&self, run: Run<K>, next: Next, seen: Option<&str>) {
+        self.lock().done(run, next, seen, Instant::now());
         self.changed.notify_one();
     }
 
@@ -137,11 +146,15 @@ struct Item {
     running: bool,
     /// Woken while it ran.
     woken: Option<Wake>,
+    /// Changed while it ran: the latest resource version.
+    changed_to: Option<String>,
     failures: u32,
     /// How many runs in a row have ended with `Again`.
     agains: u32,
     /// When its backoff ends.
     retry_at: Option<Instant>,
+    /// Whether children cannot shorten it.
+    firm: bool,
     last_start: Option<Instant>,
 }
 
@@ -163,6 +176,13 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         self.plan(key, at);
     }
 
+    fn parent_changed(&mut self, key: &K, version: &str, now: Instant) {
+        match self.items.get_mut(key) {
+            Some(item) if item.running => item.changed_to = Some(version.to_owned()),
+            _ => self.wake(key, Wake::Parent, now),
+        }
+    }
+
     /// The next run, or when there will be one.
     fn start(&mut self, now: Instant) -> Result<Run<K>, Option<Instant>> {
         loop {
@@ -181,7 +201,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         }
     }
 
-    fn done(&mut self, run: Run<K>, next: Next, now: Instant) {
+    fn done(&mut self, run: Run<K>, next: Next, seen: Option<&str>, now: Instant) {
         let Some(item) = self.items.get_mut(&run.key) else { return };
         item.running = false;
         item.agains = if next == Next::Again { item.agains + 1 } else { 0 };
@@ -193,16 +213,23 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
             // An early run that failed too is the same failure: the wait goes on.
             Next::Failed(None) | Next::Immediately if run.early => item.retry_at,
             Next::Failed(None) | Next::Immediately => Some(now + backoff(item.failures)),
+            // Never so soon that a clock in seconds would show the same time.
+            Next::Unstable => Some(now + backoff(item.failures.saturating_add(2))),
         };
+        item.firm = next == Next::Unstable;
         match next {
             Next::OnChange | Next::Forget | Next::Again | Next::After(_) => (item.failures, item.retry_at) = (0, None),
             Next::Terminal => (item.failures, item.retry_at) = (item.failures.saturating_add(1), None),
             Next::Failed(_) | Next::Immediately if planned == item.retry_at => {}
-            Next::Failed(_) | Next::Immediately => {
+            Next::Failed(_) | Next::Immediately | Next::Unstable => {
                 (item.failures, item.retry_at) = (item.failures.saturating_add(1), planned);
             }
         }
-        let woken = item.woken.take().map(|wake| item.due_when_woken(wake, now));
+        // The watch may show a write of ours before its answer is here: that is no news.
+        let changed = item.changed_to.take().is_some_and(|version| seen != Some(version.as_str()));
+        let woken = item.woken.take();
+        let woken = if changed { Some(Wake::Parent) } else { woken };
+        let woken = woken.map(|wake| item.due_when_woken(wake, now));
         match woken.into_iter().chain(planned).min() {
             Some(at) => self.plan(&run.key, at),
             None if next == Next::Forget => drop(self.items.remove(&run.key)),
@@ -228,6 +255,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
 impl Item {
     fn due_when_woken(&self, wake: Wake, now: Instant) -> Instant {
         match (wake, self.retry_at, self.last_start) {
+            (Wake::Child, Some(retry_at), _) if self.firm => retry_at.max(now),
             (Wake::Child, Some(retry_at), Some(last)) if retry_at > now => {
                 retry_at.min((last + EARLY_RUN_INTERVAL).max(now))
             }
@@ -282,7 +310,7 @@ mod tests {
         }
 
         fn done(&mut self, run: Run<&'static str>, next: Next) {
-            self.schedule.done(run, next, self.now);
+            self.schedule.done(run, next, None, self.now);
         }
 
         fn pass(&mut self, time: Duration) {
@@ -305,6 +333,30 @@ mod tests {
         assert_eq!(a.key, "a");
         clock.done(a, Next::OnChange);
         assert!(clock.due().is_none());
+    }
+
+    #[test]
+    fn what_the_run_itself_has_done_to_the_parent_is_no_news() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let run = clock.due().unwrap();
+        clock.schedule.parent_changed(&"a", "5", clock.now);
+        clock.schedule.done(run, Next::OnChange, Some("5"), clock.now);
+        assert!(clock.due().is_none());
+        // Somebody else's change is, and so is a child's, and any that comes later.
+        for (version, child) in [("6", false), ("5", true)] {
+            clock.wake("a", Wake::Parent);
+            let run = clock.due().unwrap();
+            clock.schedule.parent_changed(&"a", version, clock.now);
+            if child {
+                clock.wake("a", Wake::Child);
+            }
+            clock.schedule.done(run, Next::OnChange, Some("5"), clock.now);
+            let run = clock.due().expect("it is woken");
+            clock.done(run, Next::OnChange);
+        }
+        clock.schedule.parent_changed(&"a", "5", clock.now);
+        assert!(clock.due().is_some());
     }
 
     #[test]
@@ -400,6 +452,23 @@ mod tests {
             clock.done(run, Next::Again);
         }
         assert!(clock.now - since > Duration::from_mins(5), "20 runs in {:?}", clock.now - since);
+    }
+
+    #[test]
+    fn c22_what_an_unstable_plugin_does_to_its_children_is_no_reason_to_call_it_earlier() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let since = clock.now;
+        for _ in 0..12 {
+            let (_, run) = clock.wait();
+            // Both while it runs and after.
+            clock.wake("a", Wake::Child);
+            clock.done(run, Next::Unstable);
+            clock.wake("a", Wake::Child);
+        }
+        assert!(clock.now - since > Duration::from_mins(4), "12 runs in {:?}", clock.now - since);
+        clock.wake("a", Wake::Parent);
+        assert!(clock.due().is_some(), "the user's remedy holds at once");
     }
 
     #[test]

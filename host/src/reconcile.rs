@@ -26,6 +26,7 @@ pub mod plan;
 pub mod projection;
 pub mod quantity;
 pub mod remote;
+pub mod settling;
 
 mod apply;
 mod events;
@@ -73,8 +74,8 @@ impl fmt::Display for ParentKey {
 
 /// Everything that the reconciles of one reconciler share.
 pub struct Context {
-    /// Its name.
-    pub name: String,
+    /// Its name. One in a namespace sees and writes nothing elsewhere.
+    pub key: ObjectKey,
     /// Its names in the cluster.
     pub identity: Identity,
     /// A client that acts as its service account.
@@ -104,7 +105,7 @@ pub struct Context {
     /// Where Events go; they are published as the host.
     pub events: Events,
     /// A reconciler that goes before this one for one of its parents, once there was such a parent.
-    pub rival: watch::Sender<Option<String>>,
+    pub rival: watch::Sender<Option<ObjectKey>>,
 }
 
 /// What a reconciler allows, apart from its revision.
@@ -151,12 +152,24 @@ pub enum Error {
         /// How many children there are.
         children: usize,
     },
+    /// The plugin wants something else each time it is asked.
+    #[error(
+        "{child}: the plugin wants another value each time it is asked, at {path}, though neither the spec nor the plugin has changed; \
+         each is applied, ever more slowly; let it give the same answer to the same request"
+    )]
+    Unstable {
+        /// Which child, by kind and name.
+        child: String,
+        /// The field.
+        path: String,
+    },
     /// Children could not be brought to where they should be.
     #[error("{0}")]
     Children(Failures),
 }
 
 const PRUNE_HELD: &str = "PruneHeld";
+const SUCCESS: &str = "ReconcileSuccess";
 
 fn failure_message(failure: &Failure) -> &str {
     match failure {
@@ -176,6 +189,7 @@ impl Error {
             Self::Refused(_) => "PluginRetry",
             Self::NoCleanup => "NoCleanup",
             Self::PruneHeld { .. } => PRUNE_HELD,
+            Self::Unstable { .. } => "UnstableOutput",
             Self::Children(failures) => failures.category(),
         }
     }
@@ -195,6 +209,7 @@ impl Error {
             // Nothing in the cluster changes when the outside heals.
             Self::Refused(Failure::Terminal(_)) if deleting => Next::Failed(Some(BACKOFF_CAP)),
             Self::Refused(Failure::Terminal(_)) | Self::PruneHeld { .. } => Next::Terminal,
+            Self::Unstable { .. } => Next::Unstable,
             Self::Children(failures) if failures.is_waiting() => Next::Failed(Some(BACKOFF_CAP)),
             _ => Next::Failed(None),
         }
@@ -220,7 +235,7 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
         return if memory.finalizer { leave(context, key).await } else { Next::Forget };
     };
     memory.finalizer = parent.finalizers().contains(&context.finalizer());
-    if let Some(rival) = context.claims.rival(&context.name, &context.parent_kind.group_kind(), || parent.labels()) {
+    if let Some(rival) = context.rival(&parent) {
         context.rival.send_if_modified(|known| known.replace(rival.clone()) != Some(rival));
         return if memory.finalizer { leave(context, key).await } else { Next::Forget };
     }
@@ -242,6 +257,7 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
             }
         }
     }
+    memory.seen = Some(parent.resource_version().to_owned());
     let next = match turn.phase(&parent) {
         Phase::Released => return Next::Forget,
         Phase::Finalizing => finalize(&turn, &parent, &mut memory).await,
@@ -308,6 +324,7 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
         Ok(Some(recorded)) if recorded.is_deleting() => return Next::Again,
         Ok(Some(recorded)) => {
             memory.finalizer = true;
+            memory.seen = Some(recorded.resource_version().to_owned());
             observed.record = Record::of(&recorded);
             observed.parent = recorded;
         }
@@ -316,12 +333,16 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     }
     let parent = &observed.parent.clone();
     memory.ever_applied = Some(true);
-    let applied = bring_about(context, &observed, &desired.children, memory).await;
+    let applied = bring_about(turn, &observed, &desired.children, memory).await;
     let ready = readiness(context, &observed, &desired);
     let told = Told { report: &desired.report, ready };
     match applied {
         Ok(applied) => {
             memory.revision = Some(turn.revision.id.clone());
+            if !applied.changed {
+                // A host that starts where all is in place has nothing to tell.
+                memory.synced.get_or_insert_with(|| ("True".to_owned(), SUCCESS.to_owned()));
+            }
             publish(context, parent, memory, &Ok(()), Some(&told)).await;
             match (applied.changed, desired.next) {
                 // The next pass sees what this one made, such as the address that a Service got.
@@ -396,6 +417,7 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     let Some(fresh) = fresh else { return Next::Forget };
     context.see(&fresh);
     context.parents.apply(fresh.clone());
+    memory.seen = Some(fresh.resource_version().to_owned());
     if finalizer::phase(&fresh, &context.finalizer(), true) != Phase::Finalizing {
         return Next::Again;
     }
@@ -457,7 +479,7 @@ async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
                 observed.record = Record::of(&recorded);
                 observed.parent = recorded;
             }
-            bring_about(context, &observed, children, memory).await?.changed
+            bring_about(turn, &observed, children, memory).await?.changed
         }
         _ => false,
     };
@@ -491,11 +513,12 @@ const REMOTE_CHILDREN: Duration = Duration::from_secs(10);
 
 /// Plan and apply, and what to remember of it.
 async fn bring_about(
-    context: &Context,
+    turn: &Turn<'_>,
     observed: &Observed,
     children: &[DesiredChild],
     memory: &mut Memory,
 ) -> Result<Applied, Error> {
+    let context = turn.context;
     let manager = context.manager(&observed.parent);
     let owner = Owner {
         kind: &context.parent_kind,
@@ -504,6 +527,7 @@ async fn bring_about(
         manager: &manager,
     };
     let plan = plan::plan(observed, children, memory, &owner);
+    let unstable = settling::unstable(memory, observed, &plan, &turn.revision.id, &manager);
     memory.planned(&plan);
     if !plan.applies.is_empty() || !plan.deletes.is_empty() {
         tracing::debug!(
@@ -522,7 +546,10 @@ async fn bring_about(
         tracing::info!(applied = applied.written.len(), deleted = applied.deleted.len(), "children changed");
     }
     if applied.failures.is_empty() {
-        return Ok(applied);
+        return match unstable {
+            None => Ok(applied),
+            Some((child, path)) => Err(Error::Unstable { child: context.describe(&child), path }),
+        };
     }
     let children = applied.failures.into_iter().map(|(key, error)| (context.describe(&key), error)).collect();
     Err(Error::Children(Failures { children, waiting_deletes: applied.waiting_deletes }))
@@ -580,17 +607,20 @@ async fn publish(
     told: Option<&Told<'_>>,
 ) {
     let (status, reason, message) = match outcome {
-        Ok(()) => (ConditionStatus::True, "ReconcileSuccess", ""),
+        Ok(()) => (ConditionStatus::True, SUCCESS, ""),
         Err((category, message)) => (ConditionStatus::False, *category, message.as_str()),
     };
-    let before = status::live_condition(parent, "Synced");
-    if before != Some((status.as_str().to_owned(), reason.to_owned())) {
+    let tells_status = context.parent_kind.tells_status();
+    let before = if tells_status { status::live_condition(parent, "Synced") } else { memory.synced.take() };
+    let now = Some((status.as_str().to_owned(), reason.to_owned()));
+    if before != now {
         context.events.publish_transition(parent, &context.parent_kind, reason, message).await;
     }
     if let Some(told) = told {
         context.events.publish_plugin(parent, &context.parent_kind, &told.report.events, &mut memory.events).await;
     }
-    if !context.parent_kind.has_status {
+    if !tells_status {
+        memory.synced = now;
         return;
     }
     let synced =
@@ -599,7 +629,10 @@ async fn publish(
     let conditions = std::iter::once(synced).chain(told.map(|told| told.ready.clone())).collect();
     let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };
     match status::publish(&context.parent_api(&parent.key()), parent, &publish, &mut memory.status).await {
-        Ok(Some(answer)) => drop(context.parents.apply(answer)),
+        Ok(Some(answer)) => {
+            memory.seen = Some(answer.resource_version().to_owned());
+            context.parents.apply(answer);
+        }
         Ok(None) => {}
         // Whoever changed the parent has woken it, too.
         Err(status::Error::Conflict(error)) => tracing::debug!("status not written: {error}"),
@@ -644,6 +677,7 @@ impl Turn<'_> {
             kinds: &self.context.child_kinds,
             declared: &self.revision.plugin.description().children,
             parent,
+            scope: self.context.key.namespace.as_deref(),
             max_children: usize::try_from(self.context.settings().limits.children).unwrap_or(usize::MAX),
         }
     }
@@ -707,6 +741,20 @@ impl Context {
         }
     }
 
+    /// The reconciler that has this parent in our place.
+    fn rival(&self, parent: &Object) -> Option<ObjectKey> {
+        let ObjectKey { namespace, .. } = parent.key();
+        self.claims.rival(&self.key, &self.parent_kind.group_kind(), namespace.as_deref(), || parent.labels())
+    }
+
+    /// All objects of a kind that this reconciler may see.
+    pub fn all(&self, kind: &Kind) -> Api<Object> {
+        match &self.key.namespace {
+            None => Api::all_with(self.client.clone(), &kind.api),
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.api),
+        }
+    }
+
     fn is_child(&self, key: &ChildKey, live: &Object, parent: &Object) -> bool {
         live.parent_uid(&self.child_kinds[key.kind].group_kind()) == Some(parent.uid())
     }
@@ -720,10 +768,14 @@ impl Context {
     /// # Errors
     /// If they cannot be listed.
     pub async fn holding(&self) -> Result<Vec<Object>, kube::Error> {
-        let api = Api::<Object>::all_with(self.client.clone(), &self.parent_kind.api);
-        let mut parents = api.list(&ListParams::default()).await?.items;
+        let mut parents = self.all(&self.parent_kind).list(&ListParams::default()).await?.items;
         parents.retain(|parent| parent.finalizers().contains(&self.finalizer()));
         Ok(parents)
+    }
+
+    /// The resource version of the parent that the latest reconcile has left.
+    pub fn seen(&self, uid: &str) -> Option<String> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).get(uid)?.seen.clone()
     }
 
     /// A parent that is not among ours was seen with our finalizer on.

@@ -6,18 +6,14 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use futures::{Stream, StreamExt as _, stream};
+use futures::StreamExt as _;
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::ConfigMap,
-    apimachinery::pkg::apis::meta::v1::{Condition, Time},
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{
-    Api, Client, ResourceExt as _,
-    api::{PartialObjectMeta, Patch, PatchParams},
+    Client,
+    api::{Patch, PatchParams},
     core::Selector,
-    discovery::{self, ApiResource, Scope},
-    runtime::{WatchStreamExt as _, watcher},
+    discovery::{self, Scope},
 };
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
@@ -27,10 +23,12 @@ use tracing::Instrument as _;
 use crate::{
     claims::Claim,
     controller::{Controller, Watching},
-    crd::{ClusterReconciler, ClusterReconcilerStatus, ConfigMapRef, DeletionPolicy},
+    crd::{DeletionPolicy, ReconcilerStatus, Terms},
+    declaration::{self, Declaration},
     identity::Identity,
-    object::{Kind, Object},
+    object::{Kind, ObjectKey},
     plugin::{self, describe::KindName},
+    policy,
     reconcile::{self, Context, Settings, finalizer},
     revision::{History, Material, Revision},
     source,
@@ -55,11 +53,17 @@ enum Error {
     #[error(transparent)]
     Source(#[from] source::Error),
     #[error(transparent)]
+    Policy(#[from] policy::Error),
+    #[error(transparent)]
     Plugin(#[from] plugin::LoadError),
     #[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
     KindMissing(KindName, #[source] Box<kube::Error>),
     #[error("the plugin reconciles {to}, and this reconciler has parents of {from}; make another reconciler for it")]
     ParentKindChanged { from: String, to: String },
+    #[error(
+        "{0} is of cluster scope, and a Reconciler sees only its own namespace; make a ClusterReconciler for this plugin"
+    )]
+    ClusterScoped(Kind),
     #[error("spec.selector is no label selector")]
     Selector(#[source] kube::core::ParseExpressionError),
     #[error("failed to make a client that acts as the service account")]
@@ -86,9 +90,11 @@ impl Error {
     fn reason(&self) -> &'static str {
         match self {
             Self::Source(_) => "SourceUnavailable",
+            Self::Policy(_) => "NotAllowed",
             Self::Plugin(_) => "InvalidPlugin",
             Self::KindMissing(..) => "KindMissing",
             Self::ParentKindChanged { .. } => "ParentKindChanged",
+            Self::ClusterScoped(_) => "ClusterScoped",
             Self::Selector(_) => "InvalidSelector",
             Self::Client(_) => "ClientFailed",
             Self::Status(_) => "StatusNotWritten",
@@ -104,7 +110,7 @@ impl Error {
 pub struct Reconciler {
     supervisor: Supervisor,
     /// As it was last seen, with the status that we last wrote.
-    object: ClusterReconciler,
+    declared: Declaration,
     identity: Identity,
     serving: Option<Serving>,
     /// What came of the latest attempt, if it failed.
@@ -162,14 +168,14 @@ impl Drop for Serving {
 }
 
 impl Reconciler {
-    /// The reconciler `object`.
-    pub fn new(supervisor: Supervisor, object: ClusterReconciler) -> Self {
-        let identity = Identity::cluster_reconciler(&object.name_any());
-        Self { supervisor, object, identity, serving: None, problem: None, desired: None }
+    /// The reconciler that is declared so.
+    pub fn new(supervisor: Supervisor, declared: Declaration) -> Self {
+        let identity = Identity::of(&declared.key);
+        Self { supervisor, declared, identity, serving: None, problem: None, desired: None }
     }
 
     /// Follows the reconciler as `specs` shows it, until `stop`.
-    pub async fn run(mut self, mut specs: watch::Receiver<ClusterReconciler>, stop: CancellationToken) {
+    pub async fn run(mut self, mut specs: watch::Receiver<Declaration>, stop: CancellationToken) {
         let mut kinds = self.supervisor.kinds.subscribe();
         let mut claims = self.supervisor.claims.changes();
         let mut source = self.source();
@@ -192,9 +198,9 @@ impl Reconciler {
                     biased;
                     () = stop.cancelled() => return self.end().await,
                     Ok(()) = specs.changed() => {
-                        let object = specs.borrow_and_update().clone();
-                        let moved = object.spec.plugin != self.object.spec.plugin;
-                        self.renew(object);
+                        let declared = specs.borrow_and_update().clone();
+                        let moved = declared.plugin != self.declared.plugin;
+                        self.renew(declared);
                         if moved {
                             source = self.source();
                         }
@@ -217,12 +223,12 @@ impl Reconciler {
     }
 
     /// Takes over a new spec. What does not belong to a revision holds at once.
-    fn renew(&mut self, object: ClusterReconciler) {
+    fn renew(&mut self, declared: Declaration) {
         // The status is what we last wrote, which the watch may not have shown yet.
-        let status = self.object.status.take().or(object.status.clone());
-        self.object = ClusterReconciler { status, ..object };
+        let status = self.declared.status.take().or(declared.status.clone());
+        self.declared = Declaration { status, ..declared };
         let Some(serving) = &self.serving else { return };
-        if serving.binding.account != self.object.spec.service_account.user() {
+        if serving.binding.account != self.declared.account.user() {
             // Not even what runs may go on as an account that is no longer named.
             self.serving = None;
             return;
@@ -238,7 +244,8 @@ impl Reconciler {
     }
 
     fn settings(&self) -> Settings {
-        Settings { limits: self.object.spec.limits.clone(), paused: self.object.spec.paused }
+        let Terms { limits, paused, .. } = &self.declared.terms;
+        Settings { limits: self.supervisor.tenants.limits(&self.declared.key, limits), paused: *paused }
     }
 
     async fn end(self) {
@@ -246,11 +253,11 @@ impl Reconciler {
             serving.halt().await;
         }
         // Only now: another reconciler may take the parents over at once.
-        self.supervisor.claims.remove(&self.object.name_any());
+        self.supervisor.claims.remove(&self.declared.key);
     }
 
     /// Brings up the revision that the spec asks for, unless it serves already; and if there is none that serves, the last good one.
-    async fn bring_up(&mut self, specs: &mut watch::Receiver<ClusterReconciler>, stop: &CancellationToken) {
+    async fn bring_up(&mut self, specs: &mut watch::Receiver<Declaration>, stop: &CancellationToken) {
         let outcome = tokio::select! {
             biased;
             outcome = self.bring_up_desired() => outcome,
@@ -276,18 +283,20 @@ impl Reconciler {
 
     async fn bring_up_desired(&mut self) -> Result<(), Error> {
         self.desired = None;
-        if self.object.metadata.deletion_timestamp.is_some() {
+        if self.declared.metadata.deletion_timestamp.is_some() {
             return self.release_parents().await;
         }
-        let bytes = source::fetch(&self.supervisor.client, &self.object.spec.plugin).await?;
-        let material = Material { bytes, config: self.object.spec.config.clone() };
+        let Supervisor { client, tenants, allow_plugin_paths, .. } = &self.supervisor;
+        tenants.check(&self.declared.key, &self.declared.terms)?;
+        let bytes = source::fetch(client, &self.declared.plugin, *allow_plugin_paths).await?;
+        let material = Material { bytes, config: self.declared.terms.config.clone() };
         self.desired = Some(material.id());
         self.serve(material).await
     }
 
     /// The last thing that a reconciler does.
     async fn release_parents(&mut self) -> Result<(), Error> {
-        if !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {
+        if !self.declared.has_finalizer(RELEASE) {
             return Ok(());
         }
         if self.serving.is_none() {
@@ -301,7 +310,7 @@ impl Reconciler {
         if tokio::time::timeout(LISTING, watching.wait_for(|watching| watching.synced)).await.is_err() {
             return Err(Error::CannotRelease(finalizer));
         }
-        match self.object.spec.deletion_policy {
+        match self.declared.terms.deletion_policy {
             DeletionPolicy::Block => {
                 let waiting = context.holding().await.map_err(finalizer::Error::Request)?.len();
                 if waiting > 0 {
@@ -320,10 +329,9 @@ impl Reconciler {
 
     /// Sees to it that this reconciler is not gone before its parents are released, or lets it go.
     async fn write_finalizer(&mut self, wanted: bool) -> Result<(), Error> {
-        let api =
-            Api::<Object>::all_with(self.supervisor.client.clone(), &ApiResource::erase::<ClusterReconciler>(&()));
-        let fresh = api.get_opt(&self.object.name_any()).await.map_err(finalizer::Error::Request)?;
-        let Some(fresh) = fresh.filter(|fresh| Some(fresh.uid()) == self.object.uid().as_deref()) else {
+        let api = self.declared.api(self.supervisor.client.clone());
+        let fresh = api.get_opt(&self.declared.key.name).await.map_err(finalizer::Error::Request)?;
+        let Some(fresh) = fresh.filter(|fresh| Some(fresh.uid()) == self.declared.metadata.uid.as_deref()) else {
             return Ok(());
         };
         let has = fresh.finalizers().iter().any(|finalizer| finalizer == RELEASE);
@@ -336,7 +344,7 @@ impl Reconciler {
     }
 
     async fn fall_back(&mut self) {
-        let last_good = self.object.status.as_ref().and_then(|status| status.last_good_revision.clone());
+        let last_good = self.declared.status.as_ref().and_then(|status| status.last_good_revision.clone());
         let Some(last_good) = last_good.filter(|last_good| self.desired.as_ref() != Some(last_good)) else { return };
         match self.history().find(&last_good).await {
             Ok(Some(material)) => match self.serve(material).await {
@@ -354,17 +362,16 @@ impl Reconciler {
 
     /// Lets a revision serve: beside the one that does until it is ready, then in its place.
     async fn serve(&mut self, material: Material) -> Result<(), Error> {
-        let spec = &self.object.spec;
-        let selector =
-            spec.selector.clone().map(Selector::try_from).transpose().map_err(Error::Selector)?.unwrap_or_default();
-        let binding = Binding { account: spec.service_account.user(), selector };
+        let selector = self.declared.terms.selector.clone();
+        let selector = selector.map(Selector::try_from).transpose().map_err(Error::Selector)?.unwrap_or_default();
+        let binding = Binding { account: self.declared.account.user(), selector };
         if let Some(serving) = &self.serving
             && serving.controller.context.revision().id == material.id()
             && serving.binding == binding
         {
             return Ok(());
         }
-        let revision = material.load(&self.supervisor.engine, spec.limits.of_a_call()).await?;
+        let revision = material.load(&self.supervisor.engine, self.settings().limits.of_a_call()).await?;
         let client = self.impersonate(&binding.account)?;
         let (parent_kind, child_kinds) = self.resolve(&client, &revision).await?;
         if let Some(serving) = &self.serving
@@ -374,7 +381,7 @@ impl Reconciler {
             return Err(Error::ParentKindChanged { from, to: parent_kind.to_string() });
         }
         self.note_kinds(&child_kinds).await?;
-        if !self.object.finalizers().iter().any(|finalizer| finalizer == RELEASE) {
+        if !self.declared.has_finalizer(RELEASE) {
             self.write_finalizer(true).await?;
         }
 
@@ -394,8 +401,10 @@ impl Reconciler {
             self.go(started, binding);
         }
         tracing::info!(revision = revision.id, "the revision serves");
-        if let Err(error) =
-            self.history().keep(&material, usize::try_from(self.object.spec.revision_history_limit).unwrap_or(5)).await
+        if let Err(error) = self
+            .history()
+            .keep(&material, usize::try_from(self.declared.terms.revision_history_limit).unwrap_or(5))
+            .await
         {
             tracing::warn!(
                 "failed to keep the revision, a restart could not fall back to it (see `pilothouse manifests`): {error}"
@@ -414,12 +423,12 @@ impl Reconciler {
         revision: Arc<Revision>,
     ) -> Result<Started, Error> {
         let context = Context {
-            name: self.object.name_any(),
+            key: self.declared.key.clone(),
             identity: self.identity.clone(),
             client,
             claims: self.supervisor.claims.clone(),
             revision: revision.into(),
-            trusted: self.object.status.as_ref().and_then(|status| status.last_good_revision.clone()),
+            trusted: self.declared.status.as_ref().and_then(|status| status.last_good_revision.clone()),
             settings: Arc::new(self.settings()).into(),
             parents: Store::of(&parent_kind),
             parent_kind,
@@ -449,9 +458,9 @@ impl Reconciler {
         let Started { controller, watches } = started;
         let context = &controller.context;
         self.supervisor.claims.set(Claim {
-            name: context.name.clone(),
+            reconciler: context.key.clone(),
             created: self
-                .object
+                .declared
                 .metadata
                 .creation_timestamp
                 .as_ref()
@@ -489,7 +498,7 @@ impl Reconciler {
         for kind in &description.children {
             child_kinds.push(resolve(client, kind).await?);
         }
-        let applied = self.object.status.iter().flat_map(|status| &status.applied_kinds);
+        let applied = self.declared.status.iter().flat_map(|status| &status.applied_kinds);
         // A kind that is declared in another version now is watched already: its objects are the same.
         let is_declared = |kind: &KindName| description.children.iter().any(|declared| declared.is_same_kind(kind));
         for kind in applied.filter(|kind| !is_declared(kind)) {
@@ -502,51 +511,32 @@ impl Reconciler {
         }
         child_kinds.sort_by(|a, b| (&a.api.kind, &a.api.api_version).cmp(&(&b.api.kind, &b.api.api_version)));
         child_kinds.dedup();
+        if self.declared.scope().is_some()
+            && let Some(kind) = std::iter::once(&parent_kind).chain(&child_kinds).find(|kind| !kind.namespaced)
+        {
+            return Err(Error::ClusterScoped(kind.clone()));
+        }
         Ok((parent_kind, child_kinds))
     }
 
     /// Notes the kinds in the status, before the first child of one is made.
     async fn note_kinds(&mut self, kinds: &[Kind]) -> Result<(), Error> {
-        let mut status = self.object.status.clone().unwrap_or_default();
+        let mut status = self.declared.status.clone().unwrap_or_default();
         let noted: BTreeSet<_> = kinds.iter().map(Kind::name).collect();
         status.applied_kinds = noted.into_iter().collect();
         self.write(status).await.map_err(Error::Status)
     }
 
     fn history(&self) -> History {
-        History::new(
-            self.supervisor.client.clone(),
-            &self.object.spec.plugin.config_map.namespace,
-            self.identity.clone(),
-        )
+        History::new(self.supervisor.client.clone(), &self.declared.account.namespace, self.identity.clone())
     }
 
-    /// Tells when the ConfigMap of the plugin has changed.
-    fn source(&self) -> std::pin::Pin<Box<dyn Stream<Item = ()> + Send>> {
-        let ConfigMapRef { namespace, name, .. } = &self.object.spec.plugin.config_map;
-        let api = Api::<PartialObjectMeta<ConfigMap>>::namespaced(self.supervisor.client.clone(), namespace);
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let mut version = None;
-        let changes = watcher(api, config).default_backoff().filter_map(move |event| {
-            let news = match event {
-                // The first sight of it counts: it may have changed since it was fetched.
-                Ok(watcher::Event::Apply(map) | watcher::Event::InitApply(map)) => {
-                    let now = map.resource_version();
-                    std::mem::replace(&mut version, now.clone()) != now
-                }
-                Ok(watcher::Event::Delete(_)) => true,
-                Ok(watcher::Event::Init | watcher::Event::InitDone) => false,
-                Err(error) => {
-                    tracing::debug!("cannot watch the plugin's ConfigMap: {}", telemetry::chain(&error));
-                    false
-                }
-            };
-            std::future::ready(news.then_some(()))
-        });
-        Box::pin(changes.chain(stream::pending()))
+    fn source(&self) -> source::Changes {
+        let Supervisor { client, allow_plugin_paths, .. } = &self.supervisor;
+        source::changes(client, &self.declared.plugin, *allow_plugin_paths)
     }
 
-    fn signals(&self) -> (Option<watch::Receiver<Watching>>, Option<watch::Receiver<Option<String>>>) {
+    fn signals(&self) -> (Option<watch::Receiver<Watching>>, Option<watch::Receiver<Option<ObjectKey>>>) {
         let controller = self.serving.as_ref().map(|serving| &serving.controller);
         (
             controller.map(|controller| controller.watching()),
@@ -556,7 +546,7 @@ impl Reconciler {
 
     /// Tells on the reconciler how it is; not while all goes well and is about to be listed, so that a host that starts writes nothing.
     async fn publish(&mut self) {
-        let mut status = self.object.status.clone().unwrap_or_default();
+        let mut status = self.declared.status.clone().unwrap_or_default();
         let starting = self.serving.as_ref().is_some_and(|serving| {
             let watching = serving.controller.watching();
             let watching = watching.borrow();
@@ -565,7 +555,7 @@ impl Reconciler {
         if starting && !status.conditions.is_empty() {
             return;
         }
-        status.observed_generation = self.object.metadata.generation;
+        status.observed_generation = self.declared.metadata.generation;
         status.desired_revision.clone_from(&self.desired);
         status.active_revision = None;
         let watching = self.serving.as_ref().map(|serving| serving.controller.watching().borrow().clone());
@@ -580,13 +570,13 @@ impl Reconciler {
             status.active_revision = Some(revision.id.clone());
         }
         let rival = self.serving.as_ref().and_then(|serving| serving.controller.context.rival.borrow().clone());
-        self.set_conditions(&mut status, watching.as_ref(), rival.as_deref());
+        self.set_conditions(&mut status, watching.as_ref(), rival.as_ref());
         if let Err(error) = self.write(status).await {
             tracing::warn!("failed to write the status of the reconciler: {}", telemetry::chain(&error));
         }
     }
 
-    fn set_conditions(&self, status: &mut ClusterReconcilerStatus, watching: Option<&Watching>, rival: Option<&str>) {
+    fn set_conditions(&self, status: &mut ReconcilerStatus, watching: Option<&Watching>, rival: Option<&ObjectKey>) {
         let problem = self.problem.as_ref().map(|error| (error.reason(), telemetry::chain(error)));
         let ok = |reason: &'static str| ("True", reason, String::new());
         let loaded = match (&problem, &self.serving) {
@@ -627,7 +617,7 @@ impl Reconciler {
             Some(rival) => (
                 "True",
                 "OlderReconciler",
-                format!("ClusterReconciler {rival} is older and reconciles some of the parents"),
+                format!("{} {rival} is older and reconciles some of the parents", declaration::kind(rival)),
             ),
         };
         let all = [
@@ -639,18 +629,18 @@ impl Reconciler {
             ("Conflict", conflict),
         ];
         for (kind, (value, reason, message)) in all {
-            set_condition(status, self.object.metadata.generation, kind, value, reason, message);
+            set_condition(status, self.declared.metadata.generation, kind, value, reason, message);
         }
     }
 
     /// Writes the status if it differs from what we last wrote.
-    async fn write(&mut self, status: ClusterReconcilerStatus) -> Result<(), kube::Error> {
-        if self.object.status.as_ref() == Some(&status) {
+    async fn write(&mut self, status: ReconcilerStatus) -> Result<(), kube::Error> {
+        if self.declared.status.as_ref() == Some(&status) {
             return Ok(());
         }
-        let api = Api::<ClusterReconciler>::all(self.supervisor.client.clone());
+        let api = self.declared.api(self.supervisor.client.clone());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        let mut body = json!({"metadata": {"uid": self.object.uid()}, "status": status});
+        let mut body = json!({"metadata": {"uid": self.declared.metadata.uid}, "status": status});
         // A merge patch removes by name only.
         for (name, gone) in [
             ("activeRevision", status.active_revision.is_none()),
@@ -661,8 +651,8 @@ impl Reconciler {
                 body["status"][name] = serde_json::Value::Null;
             }
         }
-        api.patch_status(&self.object.name_any(), &params, &Patch::Merge(&body)).await?;
-        self.object.status = Some(status);
+        api.patch_status(&self.declared.key.name, &params, &Patch::Merge(&body)).await?;
+        self.declared.status = Some(status);
         Ok(())
     }
 }
@@ -702,7 +692,7 @@ async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
 }
 
 fn set_condition(
-    status: &mut ClusterReconcilerStatus,
+    status: &mut ReconcilerStatus,
     generation: Option<i64>,
     kind: &str,
     value: &str,

@@ -1,6 +1,11 @@
 //! `pilothouse run`: puts the parts together and takes them apart again.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use http::{HeaderValue, header::USER_AGENT};
@@ -12,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{plugin::Engine, probes, reconcile::Events, supervisor::Supervisor};
+use crate::{plugin::Engine, policy::TenantPolicy, probes, reconcile::Events, supervisor::Supervisor};
 
 /// How to run.
 #[derive(Clone, Debug, clap::Args)]
@@ -23,6 +28,12 @@ pub struct Options {
     /// How many parents are reconciled at the same time. One reconciler takes at most half of it.
     #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = slots)]
     pub max_concurrent_reconciles: usize,
+    /// A YAML file that says what Reconcilers (those in namespaces) may ask for; without it, the usual limits and no grants.
+    #[arg(long, value_name = "FILE")]
+    pub tenant_policy: Option<PathBuf>,
+    /// Let ClusterReconcilers take plugins from files of this machine (spec.plugin.path). For development.
+    #[arg(long)]
+    pub allow_plugin_paths: bool,
     /// How long reconciles that run may take to come to their end after SIGTERM.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub graceful_shutdown_timeout: Duration,
@@ -41,6 +52,7 @@ fn slots(text: &str) -> Result<usize, String> {
 /// # Errors
 /// If the host cannot start: no API server to reach, no port, no engine.
 pub async fn run(options: Options) -> anyhow::Result<()> {
+    let tenants = options.tenant_policy.as_deref().map(read_policy).transpose()?.unwrap_or_default();
     let mut config =
         Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
     let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
@@ -67,6 +79,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         engine,
         events,
         claims: Arc::default(),
+        tenants: Arc::new(tenants),
+        allow_plugin_paths: options.allow_plugin_paths,
         slots: Arc::new(Semaphore::new(options.max_concurrent_reconciles)),
         total_slots: options.max_concurrent_reconciles,
         kinds: watch::Sender::new(0),
@@ -84,6 +98,12 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     probes.abort();
     tracing::info!("stopped");
     Ok(())
+}
+
+fn read_policy(path: &Path) -> anyhow::Result<TenantPolicy> {
+    let yaml = std::fs::read_to_string(path)
+        .with_context(|| format!("failed to read {} (--tenant-policy)", path.display()))?;
+    TenantPolicy::read(&yaml).with_context(|| format!("{} is no tenant policy", path.display()))
 }
 
 fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {

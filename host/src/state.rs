@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{
     object::{Object, ObjectKey},
     plugin::{Condition, Event, Next},
-    reconcile::{projection::Digest, remote::Record},
+    reconcile::{projection::Digest, remote::Record, settling::Settling},
 };
 
 /// Which child: its kind as a place in the reconciler's list of child kinds, and its name. Sorts by kind, namespace, name.
@@ -258,12 +258,18 @@ pub struct Memory {
     pub children: HashMap<ChildKey, LastApply>,
     /// The children that wait for somebody to delete them.
     pub held: HashMap<ChildKey, Held>,
+    /// How long the plugin has not settled.
+    pub settling: Settling,
     /// What was last told of a child: it is told once.
     pub notes: HashMap<ChildKey, String>,
     /// The status that we last wrote, and what the API server made of it.
     pub status: Option<LastStatus>,
+    /// Status and reason of `Synced` as they were last told of a parent whose status is not ours.
+    pub synced: Option<(String, String)>,
     /// The Events of the plugin's last answer.
     pub events: Vec<Event>,
+    /// The resource version of the parent that the latest reconcile has seen last, or made.
+    pub seen: Option<String>,
     /// The revision that it was last reconciled with.
     pub revision: Option<String>,
     /// Whether our finalizer was on it when it was last seen.

@@ -1,15 +1,16 @@
 //! The reconcilers of the cluster, as they come, change and go. Each lives on its own, so that one that is broken harms none of
 //! the others.
 
-use std::{collections::HashMap, pin::pin, sync::Arc};
+use std::{collections::HashMap, fmt::Debug, pin::pin, sync::Arc};
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, Resource,
     api::PartialObjectMeta,
     runtime::{WatchStreamExt as _, watcher},
 };
+use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinHandle,
@@ -18,7 +19,15 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::{Instrument as _, info_span};
 
 use crate::{
-    claims::Claims, crd::ClusterReconciler, plugin::Engine, reconcile::Events, reconciler::Reconciler, telemetry,
+    claims::Claims,
+    crd::{self, ClusterReconciler},
+    declaration::{self, Declaration},
+    object::ObjectKey,
+    plugin::Engine,
+    policy::TenantPolicy,
+    reconcile::Events,
+    reconciler::Reconciler,
+    telemetry,
 };
 
 /// What all reconcilers share.
@@ -34,6 +43,10 @@ pub struct Supervisor {
     pub events: Events,
     /// Which reconciler has which parents.
     pub claims: Arc<Claims>,
+    /// What reconcilers in namespaces may ask for.
+    pub tenants: Arc<TenantPolicy>,
+    /// Whether plugins may come from files of this machine.
+    pub allow_plugin_paths: bool,
     /// Reconciles under way at once in the whole host.
     pub slots: Arc<Semaphore>,
     /// How many slots there are.
@@ -45,7 +58,7 @@ pub struct Supervisor {
 /// A reconciler that lives, or comes to its end.
 struct Living {
     uid: String,
-    spec: watch::Sender<ClusterReconciler>,
+    declared: watch::Sender<Declaration>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -63,31 +76,37 @@ impl Supervisor {
     /// Lets the reconcilers live until `stop`. `listed` becomes true once all are known.
     pub async fn run(self, listed: watch::Sender<bool>, stop: CancellationToken) {
         let _kinds = AbortOnDropHandle::new(tokio::spawn(self.clone().watch_kinds()));
-        let api = Api::<ClusterReconciler>::all(self.client.clone());
-        let mut events = pin!(watcher(api, watcher::Config::default()).default_backoff());
-        let mut living: HashMap<String, Living> = HashMap::new();
-        let mut seen = Vec::new();
-        while let Some(Some(event)) = stop.run_until_cancelled(events.next()).await {
+        let mut events = stream::select(self.declared::<ClusterReconciler>(), self.declared::<crd::Reconciler>());
+        let mut living: HashMap<ObjectKey, Living> = HashMap::new();
+        // Of either kind: what a list that has begun has shown so far, and whether there was a list.
+        let mut seen: [Vec<ObjectKey>; 2] = Default::default();
+        let mut known = [false; 2];
+        while let Some(Some((namespaced, event))) = stop.run_until_cancelled(events.next()).await {
+            let of_kind = usize::from(namespaced);
             match event {
-                Ok(watcher::Event::Init) => seen.clear(),
-                Ok(watcher::Event::InitApply(reconciler)) => {
-                    seen.push(reconciler.name_any());
-                    self.show(reconciler, &mut living);
+                Ok(watcher::Event::Init) => seen[of_kind].clear(),
+                Ok(watcher::Event::InitApply(declaration)) => {
+                    seen[of_kind].push(declaration.key.clone());
+                    self.show(declaration, &mut living);
                 }
-                Ok(watcher::Event::Apply(reconciler)) => self.show(reconciler, &mut living),
-                Ok(watcher::Event::Delete(reconciler)) => {
-                    if let Some(living) = living.get(&reconciler.name_any()) {
+                Ok(watcher::Event::Apply(declaration)) => self.show(declaration, &mut living),
+                Ok(watcher::Event::Delete(declaration)) => {
+                    if let Some(living) = living.get(&declaration.key) {
                         living.stop.cancel();
                     }
                 }
                 Ok(watcher::Event::InitDone) => {
-                    for (_, gone) in living.iter().filter(|(name, _)| !seen.contains(name)) {
+                    let is_gone =
+                        |key: &ObjectKey| key.namespace.is_some() == namespaced && !seen[of_kind].contains(key);
+                    for (_, gone) in living.iter().filter(|(key, _)| is_gone(key)) {
                         gone.stop.cancel();
                     }
-                    listed.send_replace(true);
+                    known[of_kind] = true;
+                    listed.send_replace(known == [true; 2]);
                 }
                 Err(error) => tracing::warn!(
-                    "cannot watch ClusterReconcilers (is the CRD installed? `pilothouse crds | kubectl apply --server-side -f -`): {}",
+                    "cannot watch {} (is the CRD installed? `pilothouse crds | kubectl apply --server-side -f -`): {}",
+                    if namespaced { "Reconcilers" } else { "ClusterReconcilers" },
                     telemetry::chain(&error)
                 ),
             }
@@ -100,23 +119,33 @@ impl Supervisor {
         }
     }
 
-    /// Shows a reconciler its spec, or brings it to life.
-    fn show(&self, reconciler: ClusterReconciler, living: &mut HashMap<String, Living>) {
-        let (name, uid) = (reconciler.name_any(), reconciler.uid().unwrap_or_default());
-        let same = living.get(&name).filter(|living| living.uid == uid && !living.stop.is_cancelled());
+    /// The reconcilers of one kind, as they come, change and go; and whether that kind lives in namespaces.
+    fn declared<K>(&self) -> impl Stream<Item = (bool, watcher::Result<watcher::Event<Declaration>>)> + Send + use<K>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Into<Declaration> + Send + 'static,
+    {
+        let namespaced = K::kind(&()) == declaration::NAMESPACED;
+        let events = watcher(Api::<K>::all(self.client.clone()), watcher::Config::default()).default_backoff();
+        Box::pin(events.map(move |event| (namespaced, event.map(declaration))))
+    }
+
+    /// Shows a reconciler what is declared of it, or brings it to life.
+    fn show(&self, declaration: Declaration, living: &mut HashMap<ObjectKey, Living>) {
+        let (key, uid) = (declaration.key.clone(), declaration.metadata.uid.clone().unwrap_or_default());
+        let same = living.get(&key).filter(|living| living.uid == uid && !living.stop.is_cancelled());
         if let Some(same) = same {
-            same.spec.send_if_modified(|known| {
+            same.declared.send_if_modified(|known| {
                 // Our own status is no news.
-                let news = known.metadata.generation != reconciler.metadata.generation;
-                *known = reconciler;
+                let news = known.metadata.generation != declaration.metadata.generation;
+                *known = declaration;
                 news
             });
             return;
         }
-        let before = living.remove(&name);
+        let before = living.remove(&key);
         let stop = CancellationToken::new();
-        let (spec, specs) = watch::channel(reconciler.clone());
-        let life = Reconciler::new(self.clone(), reconciler).run(specs, stop.clone());
+        let (declared, declarations) = watch::channel(declaration.clone());
+        let life = Reconciler::new(self.clone(), declaration).run(declarations, stop.clone());
         let task = async move {
             // One at a time: what the former one has begun comes to its end first.
             if let Some(before) = before {
@@ -124,8 +153,8 @@ impl Supervisor {
             }
             life.await;
         };
-        let task = tokio::spawn(task.instrument(info_span!("reconciler", reconciler = name)));
-        living.insert(name, Living { uid, spec, stop, task });
+        let task = tokio::spawn(task.instrument(info_span!("reconciler", reconciler = %key)));
+        living.insert(key, Living { uid, declared, stop, task });
     }
 
     async fn watch_kinds(self) {
@@ -140,5 +169,15 @@ impl Supervisor {
                 Err(error) => tracing::warn!("cannot watch CustomResourceDefinitions: {}", telemetry::chain(&error)),
             }
         }
+    }
+}
+
+fn declaration<K: Into<Declaration>>(event: watcher::Event<K>) -> watcher::Event<Declaration> {
+    match event {
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitApply(declared) => watcher::Event::InitApply(declared.into()),
+        watcher::Event::InitDone => watcher::Event::InitDone,
+        watcher::Event::Apply(declared) => watcher::Event::Apply(declared.into()),
+        watcher::Event::Delete(declared) => watcher::Event::Delete(declared.into()),
     }
 }

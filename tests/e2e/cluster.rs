@@ -90,15 +90,20 @@ impl Cluster {
 
     /// Starts a host, under its own role, and waits until it watches for both reconcilers.
     pub(crate) fn run_host(&self) -> Host {
-        self.run_host_until(|log| log.matches("\"message\":\"watching\"").count() == 2)
+        self.run_host_with(&[], 2)
+    }
+
+    /// Starts a host with these arguments, and waits until it watches for so many reconcilers.
+    pub(crate) fn run_host_with(&self, arguments: &[&str], reconcilers: usize) -> Host {
+        self.run_host_until(arguments, |log| log.matches("\"message\":\"watching\"").count() == reconcilers)
     }
 
     /// Starts a host and waits until it logs this.
     pub(crate) fn run_host_that(&self, logs: &str) -> Host {
-        self.run_host_until(|log| log.contains(logs))
+        self.run_host_until(&[], |log| log.contains(logs))
     }
 
-    fn run_host_until(&self, is_up: impl Fn(&str) -> bool) -> Host {
+    fn run_host_until(&self, arguments: &[&str], is_up: impl Fn(&str) -> bool) -> Host {
         let number = self.hosts.fetch_add(1, Ordering::SeqCst);
         let log = self.control_plane.data_dir().join(format!("host-{number}.log"));
         let mut shell = Command::new("sh")
@@ -110,6 +115,7 @@ impl Cluster {
                 "--log-format=json",
                 "--log=info,pilothouse=debug",
             ])
+            .args(arguments)
             .env("KUBECONFIG", &self.host_kubeconfig)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -221,6 +227,19 @@ pub(crate) fn component(plugin: &str) -> PathBuf {
     let component = target.join("plugins").join(format!("{plugin}.wasm"));
     assert!(component.is_file(), "{} is missing: run `make plugins`", component.display());
     component
+}
+
+/// The mirror in another version: the digit in the text that it shows.
+pub(crate) fn mirror(version: u8) -> Vec<u8> {
+    let mut bytes = std::fs::read(component("mirror")).expect("it was built");
+    let text = b"the mirror, version 1";
+    let places: Vec<_> =
+        bytes.windows(text.len()).enumerate().filter(|(_, part)| part == text).map(|(at, _)| at).collect();
+    assert!(!places.is_empty(), "the component holds its version");
+    for at in places {
+        bytes[at + text.len() - 1] = b'0' + version;
+    }
+    bytes
 }
 
 /// One test's namespace.
@@ -371,6 +390,22 @@ pub(crate) async fn refused(api: &Api<DynamicObject>, name: &str, reason: &str) 
     condition(&parent, "Synced")
         .map(|synced| synced["message"].as_str().unwrap_or_default().to_owned())
         .unwrap_or_default()
+}
+
+/// Waits until the condition of a reconciler has this status, and this reason unless it is empty; its message.
+pub(crate) async fn told(
+    reconcilers: &Api<DynamicObject>,
+    name: &str,
+    kind: &str,
+    status: &str,
+    reason: &str,
+) -> String {
+    let object = until(reconcilers, name, &format!("{kind} is {status}, {reason}"), |object| {
+        condition(object, kind)
+            .is_some_and(|it| it["status"] == status && (reason.is_empty() || it["reason"] == reason))
+    })
+    .await;
+    condition(&object, kind).map(|it| it["message"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
 }
 
 pub(crate) async fn get(api: &Api<DynamicObject>, name: &str) -> Option<DynamicObject> {

@@ -12,3 +12,4 @@ mod noop;
 mod remote;
 mod seed;
 mod swap;
+mod tenants;

@@ -476,8 +476,16 @@ async fn c19_manifests_that_the_api_server_spells_in_its_own_way_are_quiet() {
             "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1024Mi"}}}}]}});
     let ingress = json!({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": {"name": "in"},
         "spec": {"rules": [{"host": "", "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": {"service": {"name": "s", "port": {"number": 80}}}}]}}], "tls": []}});
-    let children = [&varied("web")[..], &[stateful_set, ingress]].concat();
-    let resources = children.len();
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "c19"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "c19"}, "subjects": []});
+    // The second port leaves out a key of the list, which has a default.
+    let gadget = json!({"apiVersion": "t.example/v1", "kind": "Gadget", "metadata": {"name": "g"},
+        "spec": {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53}]}});
+    let cluster_role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "c19"}, "rules": []});
+    ns.cluster.apply(cluster_role.to_string().as_bytes());
+    let children = [&varied("web")[..], &[stateful_set, ingress, binding, gadget]].concat();
+    // The one of cluster scope is written elsewhere.
+    let resources = children.len() - 1;
     ns.widget("w", json!({"reply": {"children": children, "log": ["called"], "next": {"afterMs": 1000}}})).await;
     synced(&ns.widgets(), "w").await;
     until(&ns.deployments(), "web", "available", |deployment| condition(deployment, "Available").is_some()).await;
@@ -485,6 +493,11 @@ async fn c19_manifests_that_the_api_server_spells_in_its_own_way_are_quiet() {
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert!(ns.calls("w", "called") >= calls + 4);
     assert_eq!(child_writes(&ns).len(), resources, "{:#?}", told(&child_writes(&ns)));
+    let gadget = get(&ns.api("t.example/v1", "Gadget"), "g").await.expect("it is there");
+    assert_eq!(gadget.data["spec"]["ports"][1], json!({"port": 53, "protocol": "TCP", "weight": 1}));
+    let mut bindings = audit::requests(ns.cluster.control_plane.audit_log());
+    bindings.retain(|request| request.resource == "clusterrolebindings" && request.name == "c19" && request.is_write());
+    assert_eq!(bindings.len(), 1, "{bindings:#?}");
 }
 
 #[tokio::test]
@@ -525,6 +538,31 @@ async fn c22_another_order_of_children_is_no_change() {
     assert_eq!(child_writes(&ns).len(), 4, "{:#?}", told(&child_writes(&ns)));
 }
 
+#[tokio::test]
+async fn c22_a_plugin_that_never_settles_is_slowed_down_and_told_where() {
+    let ns = namespace("c22-unstable").await;
+    // A Deployment changes by itself after each apply: that is no reason to go on faster.
+    let spec = |stamped: bool| json!({"reply": {"children": [deployment("web")], "stamped": stamped, "log": ["called"], "next": {"afterMs": 1000}}});
+    ns.widget("w", spec(true)).await;
+    let message = refused(&ns.widgets(), "w", "UnstableOutput").await;
+    assert!(
+        message.starts_with("Deployment c22-unstable/web: the plugin wants another value")
+            && message.contains("at metadata.annotations.t.example/called,"),
+        "{message}"
+    );
+    let writes = ns.writes().len();
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let writes = ns.writes().split_off(writes);
+    assert!((1..=6).contains(&writes.len()), "{:#?}", told(&writes));
+    assert!(writes.iter().all(|write| write.resource == "deployments"), "{:#?}", told(&writes));
+    // The remedy holds at once.
+    edit(&ns.widgets(), "w", json!({"spec": spec(false)})).await;
+    synced(&ns.widgets(), "w").await;
+    let writes = child_writes(&ns).len();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(child_writes(&ns).len(), writes);
+}
+
 fn pod(more: &Value) -> Value {
     let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {}},
         "spec": {"priorityClassName": null, "automountServiceAccountToken": false,
@@ -549,6 +587,9 @@ async fn c23_nulls_and_empty_values_are_quiet_also_with_recreate() {
 #[tokio::test]
 async fn c24_what_admission_adds_never_recreates() {
     let ns = namespace("c24").await;
+    ns.create(json!({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "defaults"},
+        "spec": {"limits": [{"type": "Container", "default": {"cpu": "500m"}, "defaultRequest": {"cpu": "100m", "memory": "64Mi"}}]}}))
+        .await;
     let spec = |more: Value| {
         let mut more = more;
         more["tolerations"] = json!([{"key": "ours", "operator": "Exists"}]);
@@ -560,6 +601,8 @@ async fn c24_what_admission_adds_never_recreates() {
     let pods = ns.api("v1", "Pod");
     let before = get(&pods, "p").await.expect("it is there");
     assert_eq!(before.data["spec"]["tolerations"].as_array().map(Vec::len), Some(3), "admission adds two");
+    let requests = &before.data["spec"]["containers"][0]["resources"]["requests"];
+    assert_eq!(*requests, json!({"cpu": "100m", "memory": "64Mi"}), "and what the LimitRange says");
     edit(&pods, "p", json!({"metadata": {"labels": {"team": "blue"}}})).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(told(&child_writes(&ns)), ["patch pods p"]);

@@ -11,26 +11,13 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, Namespace, component, condition, config_map, delete, edit, eventually, get, gone, our_finalizers, synced,
-    until,
+    Cluster, Namespace, component, condition, config_map, delete, edit, eventually, get, gone, mirror, our_finalizers,
+    synced, until,
 };
 
 fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
     let api = ApiResource::from_gvk(&GroupVersionKind::gvk("pilothouse.dev", "v1alpha1", "ClusterReconciler"));
     Api::all_with(ns.client.clone(), &api)
-}
-
-/// The mirror in another version: the digit in the text that it shows.
-fn mirror(version: u8) -> Vec<u8> {
-    let mut bytes = std::fs::read(component("mirror")).expect("it was built");
-    let text = b"the mirror, version 1";
-    let places: Vec<_> =
-        bytes.windows(text.len()).enumerate().filter(|(_, part)| part == text).map(|(at, _)| at).collect();
-    assert!(!places.is_empty(), "the component holds its version");
-    for at in places {
-        bytes[at + text.len() - 1] = b'0' + version;
-    }
-    bytes
 }
 
 /// Puts a component into the ConfigMap of the plugin `name`.
@@ -49,12 +36,7 @@ fn patch_reconciler(cluster: &Cluster, name: &str, spec: &Value) {
 
 /// Waits until the condition of the reconciler has this status; its message.
 async fn told(ns: &Namespace<'_>, name: &str, kind: &str, status: &str, reason: &str) -> String {
-    let object = until(&reconcilers(ns), name, &format!("{kind} is {status}, {reason}"), |object| {
-        condition(object, kind)
-            .is_some_and(|it| it["status"] == status && (reason.is_empty() || it["reason"] == reason))
-    })
-    .await;
-    condition(&object, kind).map(|it| it["message"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+    crate::cluster::told(&reconcilers(ns), name, kind, status, reason).await
 }
 
 /// Installs a plugin as another reconciler, whose service account lacks what `without` names.
@@ -67,17 +49,15 @@ fn versioned(name: &str) -> Value {
     json!({"reply": {"children": [config_map(name, "1")], "versioned": true}})
 }
 
+fn shows(child: &DynamicObject, version: &str) -> bool {
+    let mut annotations = child.metadata.annotations.iter().flatten();
+    annotations.any(|(key, value)| key == "t.example/version" && value == version)
+}
+
 async fn all_versions(ns: &Namespace<'_>, version: &str, count: usize) {
     eventually(&format!("all children are of version {version}"), async || {
         let children = ns.config_maps().list(&ListParams::default()).await.ok()?;
-        let current = children.items.iter().filter(|child| {
-            child
-                .metadata
-                .annotations
-                .iter()
-                .flatten()
-                .any(|(key, value)| key == "t.example/version" && value == version)
-        });
+        let current = children.items.iter().filter(|child| shows(child, version));
         (current.count() == count).then_some(())
     })
     .await;
@@ -147,6 +127,36 @@ async fn a_plugin_is_swapped_under_load_and_a_broken_one_is_refused() {
     let kept = cluster.kubectl(&["get", "controllerrevisions", "--namespace=pilothouse-system", "--output=name"]);
     assert!((2..=12).contains(&kept.lines().count()), "{kept}");
     host.terminate();
+}
+
+#[tokio::test]
+async fn a_running_call_ends_on_the_revision_that_it_began_with() {
+    let cluster = Cluster::start();
+    patch_reconciler(&cluster, "mirror", &json!({"limits": {"timeout": "1m"}}));
+    let host = cluster.run_host();
+    let ns = cluster.namespace("running").await;
+    let reply = json!({"children": [config_map("c", "1")], "versioned": true, "log": ["called"], "busy": 4000});
+    ns.widget("w", json!({"reply": reply})).await;
+    eventually("the plugin is called", async || (ns.calls("w", "called") == 1).then_some(())).await;
+    let first = revision(&ns).await;
+    push(&cluster, "mirror", &mirror(2));
+    eventually("the new revision serves", async || (revision(&ns).await != first).then_some(())).await;
+    assert_eq!(ns.calls("w", "called"), 1, "the call has not come to its end yet");
+    until(&ns.config_maps(), "c", "the new version's", |child| shows(child, "the mirror, version 2")).await;
+    let versions: Vec<_> = ns
+        .writes()
+        .iter()
+        .filter(|write| write.resource == "configmaps")
+        .map(|write| write.body["metadata"]["annotations"]["t.example/version"].clone())
+        .collect();
+    assert_eq!(versions, ["the mirror, version 1", "the mirror, version 2"]);
+    host.terminate();
+}
+
+/// The revision of the mirror that serves.
+async fn revision(ns: &Namespace<'_>) -> String {
+    let object = get(&reconcilers(ns), "mirror").await.expect("it is there");
+    object.data["status"]["activeRevision"].to_string()
 }
 
 #[tokio::test]

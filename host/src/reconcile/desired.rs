@@ -60,6 +60,8 @@ pub struct Rules<'a> {
     pub declared: &'a [KindName],
     /// The parent.
     pub parent: &'a Object,
+    /// The one namespace that the reconciler may write to; none: all of them.
+    pub scope: Option<&'a str>,
     /// The largest number of children.
     pub max_children: usize,
 }
@@ -178,6 +180,9 @@ impl Rules<'_> {
             (false, Some(_), _) => refuse(path, format!("is given, but {kind} has no namespaces")),
             (false, None, _) => Ok(None),
             (true, None, None) => refuse(path, "is missing; the parent is of cluster scope and has none to lend"),
+            (true, Some(given), _) if self.scope.is_some_and(|scope| scope != given) => {
+                refuse(path, format!("is {given:?}; a Reconciler makes children in its own namespace only"))
+            }
             (true, Some(given), _) => Ok(Some(given.to_owned())),
             (true, None, of_parent) => Ok(of_parent),
         }
@@ -388,9 +393,13 @@ mod tests {
     }
 
     fn check_answer(answer: Answer) -> Result<Desired, String> {
+        check_in(None, answer)
+    }
+
+    fn check_in(scope: Option<&str>, answer: Answer) -> Result<Desired, String> {
         let (kinds, parent) = (kinds(), parent());
         let declared: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
-        let rules = Rules { kinds: &kinds, declared: &declared, parent: &parent, max_children: 3 };
+        let rules = Rules { kinds: &kinds, declared: &declared, parent: &parent, scope, max_children: 3 };
         rules.desired(answer).map_err(|error| format!("{}: {}", error.path, error.problem))
     }
 
@@ -411,6 +420,22 @@ mod tests {
         object["metadata"]["namespace"] = json!("other");
         let children = check(&[object]).unwrap();
         assert_eq!((children[0].key.object.to_string().as_str(), children[0].remote), ("other/a", true));
+    }
+
+    #[test]
+    fn a_reconciler_in_a_namespace_makes_children_nowhere_else() {
+        let answer = |namespace: &str| {
+            let mut object = config_map("a");
+            object["metadata"]["namespace"] = json!(namespace);
+            let child = Child { object: object.to_string(), options: "{}".to_owned() };
+            Answer { children: vec![child], extra: "{}".to_owned(), ..Answer::default() }
+        };
+        assert!(check_in(Some("n"), answer("n")).is_ok());
+        let error = check_in(Some("n"), answer("other")).unwrap_err();
+        assert!(
+            error.starts_with("children[0].object.metadata.namespace: is \"other\"; a Reconciler makes"),
+            "{error}"
+        );
     }
 
     #[test]

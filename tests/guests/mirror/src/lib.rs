@@ -1,4 +1,4 @@
-//! The mirror: a plugin for the kind `Widget` that answers what the parent's `spec` tells it to, also what no plugin should.
+//! The mirror: a plugin for the kind `Widget` (version 8: `ConfigMap`, whose `data.spec` is JSON; version 9: `ClusterWidget`) that answers what the parent's `spec` tells it to, also what no plugin should.
 //!
 //! `spec.reply` is the answer of `reconcile`, `spec.cleanup` that of `finalize` (`finished` without one). Both have the keys of
 //! `Reply`. It is written on the bindings themselves, since the SDK would not let it misbehave.
@@ -30,6 +30,8 @@ struct Reply {
     trap: bool,
     /// Never return.
     spin: bool,
+    /// Compute for a while: so many million steps, each about a nanosecond.
+    busy: u64,
     /// `{"retry": m}`, `{"retryAfter": {"ms": n, "message": m}}` or `{"terminal": m}`.
     failure: Option<Refusal>,
     /// Objects, or `{"object": …, "options": …}`. In `cleanup`, none leaves the children alone.
@@ -47,6 +49,8 @@ struct Reply {
     _finished: bool,
     /// Show this plugin's version, and `config.word`, in an annotation on each child.
     versioned: bool,
+    /// Show the time of the call in an annotation on each child, as no plugin should.
+    stamped: bool,
     /// One more child, which is no JSON.
     garbage: bool,
     /// A status of this size instead.
@@ -106,14 +110,34 @@ struct Spec {
 }
 
 #[derive(Deserialize)]
-struct Widget {
+struct Parent {
+    #[serde(default)]
     spec: Spec,
+    data: Option<Data>,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    spec: String,
 }
 
 impl reconciler::Guest for Mirror {
     fn describe() -> String {
-        // The file is part of this source, so it is JSON.
-        let crd: Value = serde_json::from_str(include_str!("../crd.json")).unwrap_or_default();
+        // The files are part of this source, so they are JSON.
+        let [mut widget, gadget]: [Value; 2] = [include_str!("../widget.json"), include_str!("../gadget.json")]
+            .map(|crd| serde_json::from_str(crd).unwrap_or_default());
+        let parent = if black_box(VERSION).ends_with('8') {
+            json!({ "apiVersion": "v1", "kind": "ConfigMap" })
+        } else if black_box(VERSION).ends_with('9') {
+            widget["metadata"]["name"] = json!("clusterwidgets.t.example");
+            widget["spec"]["scope"] = json!("Cluster");
+            widget["spec"]["names"] = json!({
+                "kind": "ClusterWidget", "listKind": "ClusterWidgetList", "plural": "clusterwidgets", "singular": "clusterwidget",
+            });
+            json!({ "apiVersion": "t.example/v1", "kind": "ClusterWidget" })
+        } else {
+            json!({ "apiVersion": "t.example/v1", "kind": "Widget" })
+        };
         let mut children = vec![
             json!({ "apiVersion": "v1", "kind": "ConfigMap" }),
             json!({ "apiVersion": "v1", "kind": "Service" }),
@@ -122,16 +146,21 @@ impl reconciler::Guest for Mirror {
             json!({ "apiVersion": "apps/v1", "kind": "Deployment" }),
             json!({ "apiVersion": "apps/v1", "kind": "StatefulSet" }),
             json!({ "apiVersion": "networking.k8s.io/v1", "kind": "Ingress" }),
-            json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass" }),
+            json!({ "apiVersion": "t.example/v1", "kind": "Gadget" }),
         ];
+        // Version 6 makes nothing of cluster scope.
+        if !black_box(VERSION).ends_with('6') {
+            children.push(json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass" }));
+            children.push(json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding" }));
+        }
         // Version 7 makes no Secrets.
         if !black_box(VERSION).ends_with('7') {
             children.push(json!({ "apiVersion": "v1", "kind": "Secret" }));
         }
         json!({
-            "parent": { "apiVersion": "t.example/v1", "kind": "Widget" },
+            "parent": parent,
             "children": children,
-            "crds": [crd],
+            "crds": [widget, gadget],
         })
         .to_string()
     }
@@ -173,9 +202,12 @@ impl finalizer::Guest for Mirror {
 pilothouse_sdk::export_plugin!(Mirror, finalizer);
 
 fn spec(request: &Request) -> Result<Spec, Failure> {
-    let parsed: Result<Widget, _> = serde_json::from_str(&request.parent);
+    let parse = || match serde_json::from_str(&request.parent)? {
+        Parent { data: Some(data), .. } => serde_json::from_str(&data.spec),
+        Parent { spec, .. } => Ok(spec),
+    };
     // A test that misspells a key has to see it.
-    parsed.map(|widget| widget.spec).map_err(|err| Failure::Terminal(err.to_string()))
+    parse().map_err(|err: serde_json::Error| Failure::Terminal(err.to_string()))
 }
 
 fn now(request: &Request) -> Value {
@@ -194,6 +226,9 @@ impl Reply {
             std::process::abort();
         }
         while black_box(self.spin) {}
+        for _ in 0..self.busy * 1_000_000 {
+            black_box(());
+        }
         match self.failure.take() {
             None => Ok(()),
             Some(Refusal::Retry(message)) => Err(Failure::Retry(message)),
@@ -212,6 +247,11 @@ impl Reply {
             let version = format!("{} {}", black_box(VERSION), config["word"].as_str().unwrap_or_default());
             for child in self.children.iter_mut().flatten() {
                 child["metadata"]["annotations"] = json!({ "t.example/version": version.trim() });
+            }
+        }
+        if self.stamped {
+            for child in self.children.iter_mut().flatten() {
+                child["metadata"]["annotations"] = json!({ "t.example/called": now(request) });
             }
         }
         let garbage = self.garbage.then(|| Child { object: "{\"kind\": garbage".to_owned(), options: "{}".to_owned() });

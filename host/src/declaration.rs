@@ -1,0 +1,90 @@
+//! A reconciler as the host takes it, whichever of the two kinds of [`crate::crd`] says it: every reference by namespace and name.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client, core::object::HasStatus as _, discovery::ApiResource};
+
+use crate::{
+    crd::{ClusterReconciler, ConfigMapRef, PluginSource, Reconciler, ReconcilerStatus, ServiceAccountRef, Terms},
+    object::{Object, ObjectKey},
+};
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Declaration {
+    /// Where it is: a `Reconciler` in a namespace, or a `ClusterReconciler` in none.
+    pub key: ObjectKey,
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    /// Where its plugin comes from.
+    pub plugin: PluginSource,
+    /// Whom the host acts as.
+    pub account: ServiceAccountRef,
+    /// How it reconciles.
+    pub terms: Terms,
+    /// What the host says of it.
+    pub status: Option<ReconcilerStatus>,
+}
+
+impl Declaration {
+    /// The one namespace that it sees; none: all of them.
+    pub fn scope(&self) -> Option<&str> {
+        self.key.namespace.as_deref()
+    }
+
+    /// Whether it carries this finalizer.
+    pub fn has_finalizer(&self, finalizer: &str) -> bool {
+        self.metadata.finalizers.iter().flatten().any(|entry| entry == finalizer)
+    }
+
+    /// The reconcilers of its kind, in its namespace.
+    pub fn api(&self, client: Client) -> Api<Object> {
+        match self.scope() {
+            None => Api::all_with(client, &ApiResource::erase::<ClusterReconciler>(&())),
+            Some(namespace) => Api::namespaced_with(client, namespace, &ApiResource::erase::<Reconciler>(&())),
+        }
+    }
+}
+
+/// The kind of reconcilers that live in namespaces.
+pub const NAMESPACED: &str = "Reconciler";
+
+/// The kind of the reconciler of that name.
+pub fn kind(key: &ObjectKey) -> &'static str {
+    if key.namespace.is_some() { NAMESPACED } else { "ClusterReconciler" }
+}
+
+fn key(metadata: &ObjectMeta) -> ObjectKey {
+    ObjectKey { namespace: metadata.namespace.clone(), name: metadata.name.clone().unwrap_or_default() }
+}
+
+impl From<ClusterReconciler> for Declaration {
+    fn from(declared: ClusterReconciler) -> Self {
+        let status = declared.status().cloned();
+        Self {
+            key: key(&declared.metadata),
+            metadata: declared.metadata,
+            plugin: declared.spec.plugin,
+            account: declared.spec.service_account,
+            terms: declared.spec.terms,
+            status,
+        }
+    }
+}
+
+impl From<Reconciler> for Declaration {
+    fn from(declared: Reconciler) -> Self {
+        let key = key(&declared.metadata);
+        let status = declared.status().cloned();
+        let namespace = key.namespace.clone().unwrap_or_default();
+        let config_map = declared.spec.plugin.config_map;
+        let config_map = ConfigMapRef { namespace: namespace.clone(), name: config_map.name, key: config_map.key };
+        Self {
+            key,
+            metadata: declared.metadata,
+            plugin: PluginSource { config_map: Some(config_map), path: None },
+            account: ServiceAccountRef { namespace, name: declared.spec.service_account },
+            terms: declared.spec.terms,
+            status,
+        }
+    }
+}
