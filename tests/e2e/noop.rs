@@ -400,6 +400,75 @@ async fn c30_an_invalid_child_is_named_with_the_fields_that_are_wrong() {
 }
 
 #[tokio::test]
+async fn c30_a_field_that_the_kind_does_not_have_and_a_namespace_that_is_missing_are_named() {
+    let ns = namespace("unknown").await;
+    let gadget =
+        |spec: Value| json!({"apiVersion": "t.example/v1", "kind": "Gadget", "metadata": {"name": "g"}, "spec": spec});
+    let reply = |child: Value| json!({"reply": {"children": [child, config_map("c", "1")]}});
+    ns.widget("w", reply(gadget(json!({"mode": "slow", "speed": 3})))).await;
+    let message = refused(&ns.widgets(), "w", "ApplyFailed").await;
+    assert!(
+        message.starts_with("Gadget unknown/g: ") && message.contains(".spec.speed: field not declared in schema"),
+        "{message}"
+    );
+    assert!(get(&ns.config_maps(), "c").await.is_some(), "one bad child stops none of the others");
+    edit(&ns.widgets(), "w", json!({"spec": reply(gadget(json!({"mode": "slow"})))})).await;
+    synced(&ns.widgets(), "w").await;
+
+    let mut elsewhere = config_map("e", "1");
+    elsewhere["metadata"]["namespace"] = json!("unknown-later");
+    edit(&ns.widgets(), "w", json!({"spec": reply(elsewhere)})).await;
+    let message = refused(&ns.widgets(), "w", "ChildNotFound").await;
+    assert!(message.starts_with("ConfigMap unknown-later/e: its namespace or its kind does not exist"), "{message}");
+    let later = namespace("unknown-later").await;
+    until(&later.config_maps(), "e", "made by itself", |_| true).await;
+    synced(&ns.widgets(), "w").await;
+}
+
+#[tokio::test]
+async fn noop_what_the_cluster_does_not_let_us_change_back_is_told_as_drift() {
+    let ns = namespace("frozen").await;
+    ns.widget("w", json!({"reply": {"children": [config_map("c", "ours")]}})).await;
+    synced(&ns.widgets(), "w").await;
+    edit(&ns.config_maps(), "c", json!({"metadata": {"labels": {"frozen": "yes"}}})).await;
+    let policy = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "frozen"},
+    "spec": {
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "frozen"}},
+            "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["configmaps"]}],
+        },
+        "validations": [{"expression": "oldObject.data.key != 'theirs' || object.data.key == 'theirs'", "message": "theirs stays"}],
+    }});
+    let binding = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "frozen"}, "spec": {"policyName": "frozen", "validationActions": ["Deny"]}});
+    ns.cluster.apply(policy.to_string().as_bytes());
+    ns.cluster.apply(binding.to_string().as_bytes());
+    ns.create(
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "probe"}, "data": {"key": "theirs"}}),
+    )
+    .await;
+    eventually("the policy is in force", async || {
+        let patch = Patch::Merge(json!({"data": {"key": "other"}}));
+        ns.config_maps().patch("probe", &PatchParams { dry_run: true, ..PatchParams::default() }, &patch).await.err()
+    })
+    .await;
+    let before = child_writes(&ns).len();
+    edit(&ns.config_maps(), "c", json!({"data": {"key": "theirs"}})).await;
+    let message = refused(&ns.widgets(), "w", "ChildDrifted").await;
+    assert!(
+        message.starts_with("ConfigMap frozen/c: somebody changed it") && message.contains("theirs stays"),
+        "{message}"
+    );
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let writes = child_writes(&ns).len() - before;
+    assert!(writes <= 20, "no hot loop: {:#?}", told(&child_writes(&ns)));
+    ns.cluster.kubectl(&["delete", "validatingadmissionpolicybinding/frozen", "validatingadmissionpolicy/frozen"]);
+    edit(&ns.widgets(), "w", json!({"metadata": {"annotations": {"again": "1"}}})).await;
+    until(&ns.config_maps(), "c", "ours again", |child| child.data["data"]["key"] == "ours").await;
+    synced(&ns.widgets(), "w").await;
+}
+
+#[tokio::test]
 async fn noop_a_swapped_union_member_is_brought_back() {
     let ns = namespace("union").await;
     let mut child = deployment("web");
