@@ -74,15 +74,21 @@ impl Cluster {
         cluster
     }
 
-    fn write_host_kubeconfig(&self) {
+    /// What a client says to be the host.
+    pub(crate) fn host_token(&self) -> String {
         let token = self.kubectl(&["create", "token", "pilothouse", "--namespace=pilothouse-system", "--duration=10h"]);
+        token.trim().to_owned()
+    }
+
+    fn write_host_kubeconfig(&self) {
+        let token = self.host_token();
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "host",
             "clusters": [{"name": "test", "cluster": {
                 "server": self.control_plane.server(),
                 "certificate-authority": self.control_plane.certificate_authority(),
             }}],
-            "users": [{"name": "host", "user": {"token": token.trim()}}],
+            "users": [{"name": "host", "user": {"token": token}}],
             "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}],
         });
         fs::write(&self.host_kubeconfig, kubeconfig.to_string()).expect("the kubeconfig can be written");
@@ -104,6 +110,17 @@ impl Cluster {
     }
 
     fn run_host_until(&self, arguments: &[&str], is_up: impl Fn(&str) -> bool) -> Host {
+        let host = self.spawn_host(&self.host_kubeconfig, arguments);
+        let start = Instant::now();
+        while !is_up(&host.log_text()) {
+            assert!(start.elapsed() < PATIENCE, "the host does not come up: {}", host.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        host
+    }
+
+    /// Starts a host that finds its cluster by this kubeconfig, and does not wait for it.
+    pub(crate) fn spawn_host(&self, kubeconfig: &Path, arguments: &[&str]) -> Host {
         let number = self.hosts.fetch_add(1, Ordering::SeqCst);
         let log = self.control_plane.data_dir().join(format!("host-{number}.log"));
         let mut shell = Command::new("sh")
@@ -116,7 +133,7 @@ impl Cluster {
                 "--log=info,pilothouse=debug",
             ])
             .args(arguments)
-            .env("KUBECONFIG", &self.host_kubeconfig)
+            .env("KUBECONFIG", kubeconfig)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&log).expect("the log can be written"))
@@ -125,13 +142,7 @@ impl Cluster {
         let lifeline = shell.stdin.take();
         let mut pid = String::new();
         BufReader::new(shell.stdout.take().expect("it is piped")).read_line(&mut pid).expect("the shell tells the pid");
-        let host = Host { shell, lifeline, pid: pid.trim().to_owned(), log };
-        let start = Instant::now();
-        while !is_up(&host.log_text()) {
-            assert!(start.elapsed() < PATIENCE, "the host does not come up: {}", host.log_text());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        host
+        Host { shell, lifeline, pid: pid.trim().to_owned(), log }
     }
 
     /// The text of all logs of hosts on this cluster.

@@ -12,4 +12,5 @@ mod noop;
 mod remote;
 mod seed;
 mod swap;
+mod sweep;
 mod tenants;

@@ -21,7 +21,7 @@ fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
 }
 
 /// Puts a component into the ConfigMap of the plugin `name`.
-fn push(cluster: &Cluster, name: &str, bytes: &[u8]) {
+pub(crate) fn push(cluster: &Cluster, name: &str, bytes: &[u8]) {
     let patch = json!({"binaryData": {"plugin.wasm": BASE64_STANDARD.encode(bytes)}}).to_string();
     let file = cluster.control_plane.data_dir().join(format!("{name}.patch.json"));
     std::fs::write(&file, patch).expect("it can be written");

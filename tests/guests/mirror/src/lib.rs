@@ -138,23 +138,26 @@ impl reconciler::Guest for Mirror {
         } else {
             json!({ "apiVersion": "t.example/v1", "kind": "Widget" })
         };
-        let mut children = vec![
-            json!({ "apiVersion": "v1", "kind": "ConfigMap" }),
-            json!({ "apiVersion": "v1", "kind": "Service" }),
-            json!({ "apiVersion": "v1", "kind": "ServiceAccount" }),
-            json!({ "apiVersion": "v1", "kind": "Pod" }),
-            json!({ "apiVersion": "apps/v1", "kind": "Deployment" }),
-            json!({ "apiVersion": "apps/v1", "kind": "StatefulSet" }),
-            json!({ "apiVersion": "networking.k8s.io/v1", "kind": "Ingress" }),
-            json!({ "apiVersion": "t.example/v1", "kind": "Gadget" }),
-        ];
-        // Version 6 makes nothing of cluster scope.
-        if !black_box(VERSION).ends_with('6') {
+        let mut children = vec![json!({ "apiVersion": "v1", "kind": "ConfigMap" })];
+        // Version 5 makes nothing else.
+        if !black_box(VERSION).ends_with('5') {
+            children.extend([
+                json!({ "apiVersion": "v1", "kind": "Service" }),
+                json!({ "apiVersion": "v1", "kind": "ServiceAccount" }),
+                json!({ "apiVersion": "v1", "kind": "Pod" }),
+                json!({ "apiVersion": "apps/v1", "kind": "Deployment" }),
+                json!({ "apiVersion": "apps/v1", "kind": "StatefulSet" }),
+                json!({ "apiVersion": "networking.k8s.io/v1", "kind": "Ingress" }),
+                json!({ "apiVersion": "t.example/v1", "kind": "Gadget" }),
+            ]);
+        }
+        // Nor has it anything of cluster scope, as version 6.
+        if !black_box(VERSION).ends_with(['5', '6']) {
             children.push(json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass" }));
             children.push(json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding" }));
         }
         // Version 7 makes no Secrets.
-        if !black_box(VERSION).ends_with('7') {
+        if !black_box(VERSION).ends_with(['5', '7']) {
             children.push(json!({ "apiVersion": "v1", "kind": "Secret" }));
         }
         json!({

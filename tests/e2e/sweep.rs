@@ -1,0 +1,495 @@
+//! A parent's life, met with each fault at each point of it: requests that are refused, delayed or cut, watches that end, lose an event
+//! or go back in time, and a host that is killed. Whatever happens, the life ends as the plugin wants it, and what is true
+//! always is true all the way.
+//!
+//! A run without a fault tells which points there are, so a step that is added to [`life`] is swept without more code.
+//! `SWEEP=17 cargo test … sweep` repeats one run by its number, and keeps its log.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    io::Write as _,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use faults::{Fault, Options, Point, Proxy};
+use futures::{StreamExt as _, stream};
+use kube::{
+    Api,
+    api::{DynamicObject, Patch, PatchParams, PropagationPolicy},
+    runtime::watcher,
+};
+use serde_json::json;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    audit,
+    cluster::{Cluster, Host, Namespace, condition, config_map, delete, edit, get, mirror, our_finalizers},
+};
+
+/// How many runs go on at once: they wait most of the time.
+const AT_ONCE: usize = 6;
+/// How long a step may take, a fault and a backoff included.
+const PATIENCE: Duration = Duration::from_secs(45);
+const HOLD: &str = "t.example/hold";
+
+/// What happens to a request.
+const REQUEST_FAULTS: [Fault; 10] = [
+    Fault::Refuse(403),
+    Fault::Refuse(404),
+    Fault::Refuse(409),
+    Fault::Refuse(422),
+    Fault::Refuse(429),
+    Fault::Refuse(503),
+    Fault::CutBefore,
+    Fault::CutAfter,
+    Fault::CrashBefore,
+    Fault::CrashAfter,
+];
+/// What happens to an event.
+const EVENT_FAULTS: [Fault; 5] = [
+    Fault::CutBefore,
+    Fault::Lose,
+    Fault::Delay(Duration::from_millis(700)),
+    Fault::Stale(Duration::from_millis(700)),
+    Fault::CrashBefore,
+];
+
+/// One run, with its number in the sweep.
+#[derive(Clone)]
+struct Run {
+    number: usize,
+    fault: Option<(Point, Fault)>,
+}
+
+impl Run {
+    fn name(&self) -> String {
+        format!("run-{:03}", self.number)
+    }
+
+    fn far(&self) -> String {
+        format!("far-{:03}", self.number)
+    }
+}
+
+/// What came of a run.
+struct Outcome {
+    run: Run,
+    points: Vec<Point>,
+    stored: Stored,
+    problems: Vec<String>,
+    log: String,
+}
+
+/// How often something was stored.
+#[derive(Clone, Debug, Default)]
+struct Stored {
+    /// By name of the child.
+    children: BTreeMap<String, usize>,
+    finalizer: usize,
+    status: usize,
+}
+
+/// A state of an object that a watch has shown.
+struct Seen {
+    object: DynamicObject,
+    deleted: bool,
+}
+
+impl Seen {
+    fn version(&self) -> u64 {
+        self.object.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+    }
+
+    fn name(&self) -> &str {
+        self.object.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+type History = Arc<Mutex<Vec<Seen>>>;
+
+/// Waits until `look` finds what it looks for.
+async fn step<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> Result<T, String> {
+    let start = Instant::now();
+    loop {
+        match look().await {
+            Some(found) => return Ok(found),
+            None if start.elapsed() > PATIENCE => return Err(format!("not within {PATIENCE:?}: {what}")),
+            None => tokio::time::sleep(Duration::from_millis(40)).await,
+        }
+    }
+}
+
+async fn synced(ns: &Namespace<'_>) -> Result<(), String> {
+    step("Synced is True for the latest spec", async || {
+        let parent = get(&ns.widgets(), "w").await?;
+        let synced = condition(&parent, "Synced")?;
+        let current = synced["observedGeneration"].as_i64() == parent.metadata.generation;
+        (synced["status"] == "True" && current).then_some(())
+    })
+    .await
+}
+
+async fn child(
+    api: &Api<DynamicObject>,
+    name: &str,
+    what: &str,
+    is: impl Fn(&DynamicObject) -> bool,
+) -> Result<DynamicObject, String> {
+    step(&format!("{name}: {what}"), async || get(api, name).await.filter(|child| is(child))).await
+}
+
+/// The script: what a user does, and what has to come of it.
+async fn life(ns: &Namespace<'_>, far: &Namespace<'_>) -> Result<(), String> {
+    let key = |value: &'static str| move |child: &DynamicObject| child.data["data"]["key"] == value;
+    let mut remote = config_map("far", "1");
+    remote["metadata"]["namespace"] = json!(far.name);
+    let reply = |a: &str| vec![config_map("a", a), remote.clone()];
+    let with_b = |a: &str| [reply(a), vec![config_map("b", "1")]].concat();
+    let (maps, far_maps) = (ns.config_maps(), far.config_maps());
+
+    // Created, and converged.
+    ns.create(json!({"apiVersion": "t.example/v1", "kind": "Widget",
+        "metadata": {"name": "w", "labels": {"run": ns.name}, "finalizers": [HOLD]},
+        "spec": {"reply": {"children": with_b("1"), "status": {"n": 1}}, "cleanup": {"waitingMs": 60_000}}}))
+        .await;
+    child(&maps, "a", "is made", key("1")).await?;
+    child(&far_maps, "far", "is made", key("1")).await?;
+    let b = child(&maps, "b", "is made", key("1")).await?;
+    synced(ns).await?;
+    // The spec changes.
+    edit(&ns.widgets(), "w", json!({"spec": {"reply": {"children": with_b("2"), "status": {"n": 2}}}})).await;
+    child(&maps, "a", "is changed", key("2")).await?;
+    synced(ns).await?;
+    // A child is deleted by hand.
+    delete(&maps, "b", PropagationPolicy::Background).await;
+    child(&maps, "b", "is made again", |again| again.metadata.uid != b.metadata.uid).await?;
+    // A field is taken by another manager, and others are added.
+    let theft = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "labels": {"team": "blue"}},
+        "data": {"key": "3", "theirs": "1"}});
+    let params = PatchParams::apply("thief").force();
+    maps.patch("a", &params, &Patch::Apply(theft)).await.map_err(|error| error.to_string())?;
+    child(&maps, "a", "is ours again", key("2")).await?;
+    // One child is no longer wanted.
+    edit(&ns.widgets(), "w", json!({"spec": {"reply": {"children": reply("2"), "status": {"n": 3}}}})).await;
+    step("b is pruned", async || get(&maps, "b").await.is_none().then_some(())).await?;
+    synced(ns).await?;
+    // Deleted; cleanup takes two steps.
+    delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
+    step("cleanup waits", async || {
+        let parent = get(&ns.widgets(), "w").await?;
+        condition(&parent, "Ready").filter(|ready| ready["reason"] == "Deleting").map(drop)
+    })
+    .await?;
+    edit(&ns.widgets(), "w", json!({"spec": {"cleanup": {"waitingMs": null}}})).await;
+    step("our finalizer goes", async || {
+        get(&ns.widgets(), "w").await.filter(|parent| our_finalizers(parent).is_empty()).map(drop)
+    })
+    .await?;
+    if get(&far_maps, "far").await.is_some() {
+        return Err("our finalizer went before the child in the other namespace".to_owned());
+    }
+    // Touched after we have left it: none of our business.
+    edit(&ns.widgets(), "w", json!({"metadata": {"annotations": {"touched": "1"}}})).await;
+    edit(&ns.widgets(), "w", json!({"metadata": {"finalizers": null}})).await;
+    step("the children go", async || get(&maps, "a").await.is_none().then_some(())).await
+}
+
+/// What is true at all times, on what the watches have shown.
+fn violations(run: &Run, parents: &[Seen], children: &[Seen]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let ours = |seen: &Seen| !our_finalizers(&seen.object).is_empty();
+    let with_finalizer = parents.iter().find(|seen| ours(seen)).map_or(u64::MAX, Seen::version);
+    let deleting = |seen: &&Seen| seen.object.metadata.deletion_timestamp.is_some();
+    let deleted_at = parents.iter().find(deleting).map_or(u64::MAX, Seen::version);
+    let mut known: BTreeMap<(String, String), &Seen> = BTreeMap::new();
+    for seen in children {
+        let place = (seen.object.metadata.namespace.clone().unwrap_or_default(), seen.name().to_owned());
+        let before = known.get(&place).copied();
+        let is_new =
+            before.is_none_or(|before| before.deleted || before.object.metadata.uid != seen.object.metadata.uid);
+        if is_new && !seen.deleted && seen.version() < with_finalizer {
+            problems.push(format!("{place:?} was made before our finalizer was there"));
+        }
+        if is_new && !seen.deleted && seen.version() > deleted_at {
+            problems.push(format!("{place:?} was made after the deletion of its parent"));
+        }
+        if let Some(before) = before.filter(|_| !is_new && !seen.deleted) {
+            let theirs = |seen: &Seen| {
+                (
+                    seen.object.data["data"]["theirs"].clone(),
+                    seen.object.metadata.labels.as_ref().and_then(|labels| labels.get("team").cloned()),
+                )
+            };
+            if theirs(before).0 == "1" && theirs(before) != theirs(seen) {
+                problems.push(format!("a field or label of somebody else on {place:?} was changed"));
+            }
+        }
+        known.insert(place, seen);
+    }
+    let mut released = false;
+    for pair in parents.windows(2) {
+        let [before, after] = pair else { continue };
+        let held = |seen: &Seen| seen.object.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == HOLD);
+        released |= after.object.metadata.annotations.iter().flatten().any(|(name, _)| name == "touched");
+        if held(before) && !held(after) && !after.deleted && !released {
+            problems.push("the finalizer of somebody else was removed".to_owned());
+        }
+        if ours(before) && !ours(after) && after.object.metadata.deletion_timestamp.is_none() {
+            problems.push("our finalizer was removed from a parent that lives".to_owned());
+        }
+        if !ours(before) && ours(after) && after.object.metadata.deletion_timestamp.is_some() {
+            problems.push("our finalizer was put on a parent that is being deleted".to_owned());
+        }
+    }
+    let last = |name: &str| children.iter().rev().find(|seen| seen.name() == name).is_none_or(|seen| seen.deleted);
+    for name in ["a", "b", "far"] {
+        if !last(name) {
+            problems.push(format!("{name} was left behind by {}", run.name()));
+        }
+    }
+    problems
+}
+
+fn stored(parents: &[Seen], children: &[Seen]) -> Stored {
+    let mut stored = Stored::default();
+    for seen in children.iter().filter(|seen| !seen.deleted) {
+        *stored.children.entry(seen.name().to_owned()).or_default() += 1;
+    }
+    for pair in parents.windows(2) {
+        let [before, after] = pair else { continue };
+        stored.finalizer += usize::from(our_finalizers(&before.object) != our_finalizers(&after.object));
+        stored.status += usize::from(before.object.data["status"] != after.object.data["status"]);
+    }
+    stored
+}
+
+async fn follow(api: Api<DynamicObject>, history: History) {
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
+    while let Some(event) = events.next().await {
+        let seen = match event {
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => Seen { object, deleted: false },
+            Ok(watcher::Event::Delete(object)) => Seen { object, deleted: true },
+            Ok(watcher::Event::Init | watcher::Event::InitDone) => continue,
+            Err(error) => panic!("the test's own watch fails: {error}"),
+        };
+        // Kubernetes puts a ConfigMap of its own into each namespace.
+        if seen.name() != "kube-root-ca.crt" {
+            history.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
+        }
+    }
+}
+
+/// The host of a run: killed at its crash point, and started again.
+struct Restarted {
+    cluster: &'static Cluster,
+    kubeconfig: std::path::PathBuf,
+    host: Mutex<Option<Host>>,
+    log: Mutex<String>,
+}
+
+impl Restarted {
+    fn start(&self) {
+        let host = self.cluster.spawn_host(&self.kubeconfig, &[]);
+        *self.host.lock().unwrap_or_else(PoisonError::into_inner) = Some(host);
+    }
+
+    fn stop(&self) {
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(host) = host {
+            self.log.lock().unwrap_or_else(PoisonError::into_inner).push_str(&host.log_text());
+            host.kill();
+        }
+    }
+}
+
+async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
+    let (ns, far) = (cluster.namespace(&run.name()).await, cluster.namespace(&run.far()).await);
+    let kubeconfig = cluster.control_plane.data_dir().join(format!("{}.kubeconfig", run.name()));
+    let host = Arc::new(Restarted { cluster, kubeconfig, host: Mutex::default(), log: Mutex::default() });
+    let crashed = host.clone();
+    let options = Options {
+        reconciler: Some(run.name()),
+        fault: run.fault.clone(),
+        crash: Box::new(move || {
+            crashed.stop();
+            crashed.start();
+        }),
+        aliases: vec![(run.name(), "RUN".to_owned()), (run.far(), "FAR".to_owned())],
+    };
+    let proxy = Proxy::start(cluster.control_plane.kubeconfig(), options).await.expect("the proxy starts");
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "host",
+        "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", proxy.address)}}],
+        "users": [{"name": "host", "user": {"token": token}}],
+        "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}]});
+    std::fs::write(&host.kubeconfig, config.to_string()).expect("it can be written");
+    let reconciler = json!({"apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler", "metadata": {"name": run.name()},
+        "spec": {"plugin": {"configMap": {"namespace": "pilothouse-system", "name": "mirror-plugin"}},
+            "serviceAccount": {"namespace": "pilothouse-system", "name": "mirror"},
+            "selector": {"matchLabels": {"run": run.name()}}}});
+    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconciler: DynamicObject = serde_json::from_value(reconciler).expect("it is an object");
+    reconcilers.create(&Default::default(), &reconciler).await.expect("it can be created");
+
+    let (parents, children) = (History::default(), History::default());
+    let _watches: Vec<_> = [(ns.widgets(), &parents), (ns.config_maps(), &children), (far.config_maps(), &children)]
+        .map(|(api, history)| AbortOnDropHandle::new(tokio::spawn(follow(api, history.clone()))))
+        .into();
+    host.start();
+    let lived = life(&ns, &far).await;
+    // The last events of the test's own watches.
+    let last = async || {
+        let seen = children.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().rev().find(|seen| seen.name() == "a").is_some_and(|seen| seen.deleted).then_some(())
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(2), step("the watches have shown all", last)).await;
+    host.stop();
+    let log = host.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (parents, children) = (
+        parents.lock().unwrap_or_else(PoisonError::into_inner),
+        children.lock().unwrap_or_else(PoisonError::into_inner),
+    );
+    let mut problems = violations(&run, &parents, &children);
+    problems.extend(lived.err());
+    if run.fault.is_some() && !proxy.has_fired() {
+        problems.push("the point was not reached".to_owned());
+    }
+    if log.contains("panicked") {
+        problems.push("the host panicked".to_owned());
+    }
+    Outcome { points: proxy.points(), stored: stored(&parents, &children), problems, log, run }
+}
+
+/// What is stored more often than it has to be.
+fn excess(outcome: &Outcome, base: &Stored) -> Vec<String> {
+    let spare = match outcome.run.fault {
+        Some((_, Fault::CrashBefore | Fault::CrashAfter | Fault::Stale(_))) => 0,
+        _ => 1,
+    };
+    let mut problems = Vec::new();
+    for (name, count) in &outcome.stored.children {
+        let most = base.children.get(name).copied().unwrap_or_default() + spare;
+        if *count > most {
+            problems.push(format!("{name} was stored {count} times, not {most}"));
+        }
+    }
+    for (what, count, most) in [
+        ("the finalizer", outcome.stored.finalizer, base.finalizer + spare),
+        ("the status", outcome.stored.status, base.status + 2),
+    ] {
+        if count > most {
+            problems.push(format!("{what} was stored {count} times, not {most}"));
+        }
+    }
+    problems
+}
+
+/// Points that belong to the life of the parent; those of the start of a host come on top by crashes.
+fn belongs(point: &Point) -> bool {
+    match point {
+        Point::Request { asked, .. } => asked.namespace == "RUN" || asked.namespace == "FAR",
+        Point::Event { resource, .. } => matches!(resource.as_str(), "widgets" | "configmaps"),
+    }
+}
+
+fn runs(points: &[Point]) -> Vec<Run> {
+    let pairs = points.iter().filter(|point| belongs(point)).flat_map(|point| {
+        let faults: &[Fault] = match point {
+            Point::Request { .. } => &REQUEST_FAULTS,
+            Point::Event { .. } => &EVENT_FAULTS,
+        };
+        faults.iter().map(|fault| (point.clone(), *fault))
+    });
+    pairs.enumerate().map(|(at, fault)| Run { number: at + 1, fault: Some(fault) }).collect()
+}
+
+/// A row for each point, a column for each fault: a dot for a run that went well, else its number.
+fn table(outcomes: &[Outcome]) -> String {
+    let mut text = String::new();
+    for (title, faults, is_event) in [("request", &REQUEST_FAULTS[..], false), ("event", &EVENT_FAULTS[..], true)] {
+        let _ = write!(text, "\n{title:<44}");
+        for fault in faults {
+            let _ = write!(text, "{:>13}", fault.to_string());
+        }
+        let mut row = None;
+        for outcome in outcomes {
+            let Some((point, fault)) = &outcome.run.fault else { continue };
+            if matches!(point, Point::Event { .. }) != is_event {
+                continue;
+            }
+            if row != Some(point) {
+                let _ = write!(text, "\n{:<44}", point.to_string());
+                row = Some(point);
+            }
+            let _ = fault;
+            let cell = if outcome.problems.is_empty() { ".".to_owned() } else { format!("#{}", outcome.run.number) };
+            let _ = write!(text, "{cell:>13}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
+    let cluster: &'static Cluster = Box::leak(Box::new(Cluster::start()));
+    cluster.kubectl(&["delete", "crec", "mirror", "myapp"]);
+    crate::swap::push(cluster, "mirror", &mirror(5));
+    let token = cluster.host_token();
+    // Without a fault, three times: what differs by chance is allowed.
+    let mut base = Stored::default();
+    let mut points = Vec::new();
+    for number in 900..903 {
+        let outcome = perform(cluster, &token, Run { number, fault: None }).await;
+        assert!(outcome.problems.is_empty(), "without a fault: {:#?}\n{}", outcome.problems, outcome.log);
+        for (name, count) in &outcome.stored.children {
+            let most = base.children.entry(name.clone()).or_default();
+            *most = (*most).max(*count);
+        }
+        base.finalizer = base.finalizer.max(outcome.stored.finalizer);
+        base.status = base.status.max(outcome.stored.status);
+        points = outcome.points;
+    }
+    let mut runs = runs(&points);
+    let only: Option<usize> = std::env::var("SWEEP").ok().map(|number| number.parse().expect("SWEEP is a number"));
+    if let Some(only) = only {
+        runs.retain(|run| run.number == only);
+    }
+    let start = Instant::now();
+    let count = runs.len();
+    let mut outcomes: Vec<_> = stream::iter(runs)
+        .map(|run| perform(cluster, &token, run))
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    outcomes.sort_by_key(|outcome| outcome.run.number);
+    // What only the API server knows.
+    let deletes =
+        audit::requests(cluster.control_plane.audit_log()).into_iter().filter(|request| request.verb == "delete");
+    let unguarded: Vec<_> = deletes.filter(|delete| delete.body["preconditions"]["uid"].is_null()).collect();
+    for outcome in &mut outcomes {
+        outcome.problems.extend(excess(outcome, &base));
+        let name = outcome.run.name();
+        if unguarded.iter().any(|delete| delete.namespace == name) {
+            outcome.problems.push("a delete without the UID of what it means".to_owned());
+        }
+    }
+    let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.problems.is_empty()).collect();
+    let mut report = table(&outcomes);
+    let _ = writeln!(report, "\n{count} runs in {:.0?}, {} failed", start.elapsed(), failed.len());
+    for outcome in &failed {
+        if let Some((point, fault)) = &outcome.run.fault {
+            let _ = writeln!(report, "#{} {point}, {fault}: {}", outcome.run.number, outcome.problems.join("; "));
+        }
+    }
+    // Past the capture of the test runner: the table is worth a look also when all went well.
+    let _ = std::io::stdout().lock().write_all(report.as_bytes());
+    if only.is_some() {
+        let _ = std::io::stdout()
+            .lock()
+            .write_all(outcomes.iter().map(|outcome| outcome.log.as_str()).collect::<String>().as_bytes());
+    }
+    assert!(failed.is_empty(), "{} of {count} runs failed", failed.len());
+    assert!(only.is_some() || count >= 150, "only {count} runs");
+}
