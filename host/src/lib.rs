@@ -16,6 +16,7 @@ pub mod claims;
 pub mod controller;
 pub mod crd;
 pub mod identity;
+pub mod kinds;
 pub mod manifests;
 pub mod object;
 pub mod plugin;
