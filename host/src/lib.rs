@@ -10,7 +10,8 @@
 //!    hand on to one another is in [`state`].
 //! 4. Under what names all of it is written to the cluster is in [`identity`].
 //!
-//! [`run`] puts the parts together; [`manifests`] and [`build`] are tools beside them.
+//! [`run`] puts the parts together. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
+//! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs.
 
 pub mod build;
 pub mod claims;
@@ -18,14 +19,18 @@ pub mod controller;
 pub mod crd;
 pub mod declaration;
 pub mod identity;
+pub mod inspect;
+pub mod kinds;
 pub mod manifests;
 pub mod object;
+pub mod output;
 pub mod plugin;
 pub mod policy;
 pub mod probes;
 pub mod queue;
 pub mod reconcile;
 pub mod reconciler;
+pub mod render;
 pub mod revision;
 pub mod run;
 pub mod source;
@@ -33,6 +38,7 @@ pub mod state;
 pub mod store;
 pub mod supervisor;
 pub mod telemetry;
+pub mod version;
 
 mod bindings;
 mod capability;

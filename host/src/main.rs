@@ -8,14 +8,16 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use pilothouse::{
     build,
     crd::{self, Limits, ServiceAccountRef},
-    manifests,
+    inspect, manifests, output,
     plugin::{Engine, Plugin},
-    run,
+    render, run,
     telemetry::{self, LogFormat},
+    version,
 };
 
 /// A host for Kubernetes operators whose logic is WebAssembly.
@@ -44,10 +46,21 @@ enum Command {
     Run(run::Options),
     /// Build the Rust plugin in a directory into a component.
     Build(BuildArguments),
+    /// Show what a component is: its contract, its kinds, what it asks for.
+    Inspect(inspect::Options),
+    /// Show what a plugin makes of a parent, without a cluster.
+    Render(render::Options),
     /// Print what has to be in the cluster for a plugin, ready for `kubectl apply --server-side -f -`.
     Manifests(ManifestsArguments),
     /// Print the definitions of the host's own kinds, ready for `kubectl apply --server-side -f -`.
     Crds,
+    /// Print the script that completes these commands in a shell.
+    Completion {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Show the versions of the host, of the contract that it serves, and of its engine.
+    Version(version::Options),
 }
 
 #[derive(clap::Args)]
@@ -90,16 +103,26 @@ fn service_account(text: &str) -> Result<ServiceAccountRef, String> {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    telemetry::init(arguments.log_format, &arguments.log);
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            // Not the code that clap has for it: that one says that something would change.
+            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    // Tools are run by people, also where their standard error is no terminal.
+    let log_format = match (&arguments.command, arguments.log_format) {
+        (Command::Run(_), format) => format,
+        (_, LogFormat::Auto) => LogFormat::Text,
+        (_, format) => format,
+    };
+    telemetry::init(log_format, &arguments.log);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
-    match runtime.block_on(execute(arguments.command)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error),
-    }
+    runtime.block_on(execute(arguments.command)).unwrap_or_else(|error| fail(&error))
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
@@ -108,13 +131,26 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn execute(command: Command) -> anyhow::Result<()> {
+async fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(options) => run::run(options).await,
-        Command::Build(arguments) => build_plugin(arguments),
-        Command::Manifests(arguments) => print_manifests(&arguments).await,
-        Command::Crds => print_yaml(&crd::definitions()),
+        Command::Run(options) => run::run(options).await?,
+        Command::Build(arguments) => build_plugin(arguments)?,
+        Command::Inspect(options) => inspect::inspect(&options).await?,
+        Command::Render(options) => {
+            let differs = render::render(&options).await?;
+            return Ok(if differs { ExitCode::from(render::DIFFERENT) } else { ExitCode::SUCCESS });
+        }
+        Command::Manifests(arguments) => print_manifests(&arguments).await?,
+        Command::Crds => output::yaml(&crd::definitions())?,
+        Command::Completion { shell } => {
+            // It panics where it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "pilothouse", &mut script);
+            std::io::stdout().write_all(&script)?;
+        }
+        Command::Version(options) => version::version(&options)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn build_plugin(arguments: BuildArguments) -> anyhow::Result<()> {
@@ -142,17 +178,9 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
         namespaced: arguments.namespaced,
         skip_crds: arguments.skip_crds,
     };
-    print_yaml(&manifests::manifests(&plugin, &bytes, &options)?)
+    Ok(output::yaml(&manifests::manifests(&plugin, &bytes, &options)?)?)
 }
 
 fn stem(path: &Path) -> Option<String> {
     Some(path.file_stem()?.to_str()?.replace('_', "-"))
-}
-
-fn print_yaml<T: serde::Serialize>(documents: &[T]) -> anyhow::Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    for document in documents {
-        writeln!(stdout, "---\n{}", serde_saphyr::to_string(document)?.trim_end())?;
-    }
-    Ok(())
 }

@@ -1,11 +1,11 @@
 //! `pilothouse manifests`: what has to be in the cluster for a plugin, from what the plugin says of itself. Pure.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use kube::discovery::ApiResource;
 use serde_json::{Value, json};
 
 use crate::{
     crd::ServiceAccountRef,
+    kinds,
     plugin::{Description, Plugin, describe::KindName},
 };
 
@@ -146,12 +146,6 @@ fn rights_of_account(description: &Description) -> Vec<Value> {
 
 /// Group and plural name of a kind: from its CRD if the plugin brings it, else by the rule that all built-in kinds follow.
 fn resource(kind: &KindName, crds: &[Value]) -> (String, String) {
-    let gvk = kind.gvk();
-    let spec = crds
-        .iter()
-        .map(|crd| &crd["spec"])
-        .find(|spec| spec["group"] == gvk.group && spec["names"]["kind"] == gvk.kind);
-    let plural = spec.and_then(|spec| spec["names"]["plural"].as_str()).map(str::to_owned);
-    let plural = plural.unwrap_or_else(|| ApiResource::from_gvk(&gvk).plural);
-    (gvk.group, plural)
+    let kind = kinds::served(kind, crds).unwrap_or_else(|| kinds::assumed(kind));
+    (kind.api.group, kind.api.plural)
 }

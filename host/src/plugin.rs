@@ -9,6 +9,7 @@ pub mod engine;
 mod convert;
 mod load;
 mod store;
+mod surface;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -23,13 +24,15 @@ pub use self::{
     convert::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
     describe::Description,
     engine::Engine,
-    load::Error as LoadError,
+    load::{Error as LoadError, VERSION as CONTRACT_VERSION, serves_export},
     store::CallLimits,
+    surface::{Format, Surface},
 };
 use crate::bindings::{
     exports::pilothouse::plugin::{finalizer, reconciler},
     pilothouse::plugin::types,
 };
+pub use crate::capability::serves as serves_import;
 
 /// See the module's documentation.
 pub struct Plugin {
@@ -37,6 +40,7 @@ pub struct Plugin {
     component: InstancePre<CallState>,
     reconciler: reconciler::GuestIndices,
     finalizer: Option<finalizer::GuestIndices>,
+    relations: bool,
     description: Description,
     digest: String,
 }
@@ -48,6 +52,8 @@ pub struct Request {
     pub parent: String,
     /// Its children, as JSON each.
     pub children: Vec<String>,
+    /// The objects that its relations select, as JSON each.
+    pub related: Vec<String>,
     /// `spec.config` of the reconciler, as JSON.
     pub config: String,
     /// `context` of the WIT, as JSON.
@@ -112,6 +118,11 @@ impl Plugin {
     /// Whether it cleans up after its parents.
     pub fn has_finalizer(&self) -> bool {
         self.finalizer.is_some()
+    }
+
+    /// Whether it looks at objects that it does not own.
+    pub fn has_relations(&self) -> bool {
+        self.relations
     }
 
     /// Asks for the children that the parent should have.

@@ -640,6 +640,26 @@ async fn publish(
     }
 }
 
+/// `context` of a request, as the contract has it; `more` is what only some calls are told.
+pub fn call_context(
+    now: Timestamp,
+    limits: &Limits,
+    attempt: u32,
+    revision: &str,
+    more: &serde_json::Value,
+) -> serde_json::Value {
+    let mut context = json!({
+        "now": status::seconds(now),
+        "deadlineMs": u64::try_from(limits.timeout.0.as_millis()).unwrap_or(u64::MAX),
+        "attempt": attempt,
+        "revision": revision,
+    });
+    if let (Some(context), Some(more)) = (context.as_object_mut(), more.as_object()) {
+        context.extend(more.clone());
+    }
+    context
+}
+
 impl Turn<'_> {
     fn phase(&self, parent: &Object) -> Phase {
         finalizer::phase(parent, &self.context.finalizer(), self.revision.plugin.has_finalizer())
@@ -647,18 +667,11 @@ impl Turn<'_> {
 
     fn request(&self, observed: &Observed, more: &serde_json::Value) -> Request {
         let limits = &self.context.settings().limits;
-        let mut context = json!({
-            "now": status::seconds(Timestamp::now()),
-            "deadlineMs": u64::try_from(limits.timeout.0.as_millis()).unwrap_or(u64::MAX),
-            "attempt": self.attempt,
-            "revision": self.revision.id,
-        });
-        if let (Some(context), Some(more)) = (context.as_object_mut(), more.as_object()) {
-            context.extend(more.clone());
-        }
+        let context = call_context(Timestamp::now(), limits, self.attempt, &self.revision.id, more);
         Request {
             parent: observed.parent.json().to_owned(),
             children: observed.children.iter().map(|(_, child)| child.json().to_owned()).collect(),
+            related: Vec::new(),
             config: self.revision.config.clone(),
             context: context.to_string(),
         }

@@ -8,6 +8,7 @@ mod cluster;
 
 mod cases;
 mod crash;
+mod kinds;
 mod noop;
 mod remote;
 mod seed;

@@ -1,6 +1,6 @@
 //! Nothing is written when there is nothing to do, also by a host that remembers nothing; and what an apply alone cannot do.
 
-use std::time::Duration;
+use std::{fs, process::Command, time::Duration};
 
 use kube::{
     Api,
@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 
 use crate::{
     audit::{self, Request},
-    cluster::{Cluster, Namespace, condition, config_map, delete, edit, eventually, get, gone, refused, synced, until},
+    cluster::{
+        Cluster, Namespace, component, condition, config_map, delete, edit, eventually, get, gone, refused, synced,
+        until,
+    },
 };
 
 async fn namespace(name: &str) -> Namespace<'static> {
@@ -85,6 +88,23 @@ fn events(ns: &Namespace<'_>, reason: &str) -> Vec<String> {
     let requests = ns.requests().into_iter().filter(|request| request.resource == "events");
     let of_reason = requests.filter(|request| request.body["reason"] == reason);
     of_reason.map(|request| request.body["note"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// The exit code of `pilothouse render` with these live children, and what it prints.
+fn render(ns: &Namespace<'_>, parent: &str, children: &str) -> (Option<i32>, String) {
+    let file = |name: &str, text: &str| {
+        let file = ns.cluster.control_plane.data_dir().join(name);
+        fs::write(&file, text).expect("the file can be written");
+        file
+    };
+    let (parent, children) = (file("parent.yaml", parent), file("children.yaml", children));
+    let mut render = Command::new(env!("CARGO_BIN_EXE_pilothouse"));
+    render.arg("render").arg(component("mirror")).arg(parent).arg("--children").arg(children);
+    let output = render.output().expect("pilothouse runs");
+    (
+        output.status.code(),
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat(),
+    )
 }
 
 /// Makes the plugin be asked again, and waits until it was.
@@ -182,6 +202,36 @@ async fn noop_a_restarted_host_writes_nothing_and_heals_just_what_has_drifted() 
     let healed = get(&ns.config_maps(), "w03").await.expect("it is there");
     assert_eq!(healed.data["data"], json!({"key": "1", "other": "theirs"}));
     host.terminate();
+}
+
+#[tokio::test]
+async fn noop_what_the_host_leaves_alone_is_no_difference_to_render_either() {
+    let ns = namespace("rendered").await;
+    ns.widget("w", json!({"reply": {"children": varied("w")}})).await;
+    synced(&ns.widgets(), "w").await;
+    let children =
+        ["get", "deployments,services,secrets,serviceaccounts,configmaps", "--namespace=rendered", "--output=yaml"];
+    let live = |more: &[&str]| ns.cluster.kubectl(&[&children[..], more].concat());
+    let parent = ns.cluster.kubectl(&["get", "widget", "w", "--namespace=rendered", "--output=yaml"]);
+
+    let ours = "--selector=internal.pilothouse.dev/reconciler";
+    let (code, told) = render(&ns, &parent, &live(&[ours]));
+    assert_eq!(code, Some(0), "{told}");
+    let (code, told) = render(&ns, &parent, &live(&[ours, "--show-managed-fields"]));
+    assert_eq!(code, Some(0), "{told}");
+
+    let mut fewer = varied("w");
+    fewer[0]["spec"]["template"]["spec"]["containers"][0]["env"] = json!([]);
+    fewer.pop();
+    let parent = json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": {"name": "w", "namespace": "rendered"},
+        "spec": {"reply": {"children": fewer}}});
+    let (code, told) = render(&ns, &parent.to_string(), &live(&[ours, "--show-managed-fields"]));
+    assert_eq!(code, Some(2), "{told}");
+    assert!(
+        told.contains("change Deployment rendered/w\n") && told.contains("delete ConfigMap rendered/w\n"),
+        "{told}"
+    );
+    assert!(told.contains("-        - name: POD") && !told.contains("+        - name: POD"), "{told}");
 }
 
 #[tokio::test]

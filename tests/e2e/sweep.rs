@@ -458,11 +458,8 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
     }
     let start = Instant::now();
     let count = runs.len();
-    let mut outcomes: Vec<_> = stream::iter(runs)
-        .map(|run| perform(cluster, &token, run))
-        .buffer_unordered(AT_ONCE)
-        .collect()
-        .await;
+    let mut outcomes: Vec<_> =
+        stream::iter(runs).map(|run| perform(cluster, &token, run)).buffer_unordered(AT_ONCE).collect().await;
     outcomes.sort_by_key(|outcome| outcome.run.number);
     // What only the API server knows.
     let deletes =

@@ -136,8 +136,8 @@ pub enum Cleanup {
 
 impl From<Request> for types::Request {
     fn from(request: Request) -> Self {
-        let Request { parent, children, config, context } = request;
-        Self { parent, children, related: Vec::new(), config, context }
+        let Request { parent, children, related, config, context } = request;
+        Self { parent, children, related, config, context }
     }
 }
 

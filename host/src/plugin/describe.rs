@@ -117,10 +117,16 @@ impl Description {
                 return Err(Error::KindTwice { field: format!("children[{at}]") });
             }
         }
-        if let Some(capability) = description.capabilities.iter().find(|capability| *capability != "log") {
-            return Err(Error::Capability(capability.clone()));
-        }
         Ok(description)
+    }
+
+    /// Whether this host has all the capabilities that the plugin needs.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub fn check_capabilities(&self) -> Result<(), Error> {
+        let missing = self.capabilities.iter().find(|capability| *capability != "log");
+        missing.map_or(Ok(()), |capability| Err(Error::Capability(capability.clone())))
     }
 }
 
@@ -145,7 +151,8 @@ mod tests {
         assert!(bad.contains("children[1]"), "{bad}");
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"childs":[]}"#).unwrap_err();
         assert!(bad.contains("childs"), "{bad}");
-        let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"capabilities":["sql"]}"#).unwrap_err();
+        let wants_sql = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"capabilities":["log","sql"]}"#).unwrap();
+        let bad = wants_sql.check_capabilities().unwrap_err().to_string();
         assert!(bad.contains("\"sql\""), "{bad}");
     }
 }

@@ -14,6 +14,8 @@ use std::{
 
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
 
+/// Which engine it is.
+pub const VERSION: &str = wasmtime_environ::VERSION;
 /// How long a guest computes before another one gets its turn.
 const TICK: Duration = Duration::from_millis(1);
 /// How many calls can run at once in the whole process; further ones fail to instantiate and are retried. It is above

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 use wasmtime::component::Component;
 
-use super::{CallError, CallLimits, Description, Engine, Plugin, call, describe};
+use super::{CallError, CallLimits, Description, Engine, Plugin, Surface, call, describe};
 use crate::{
     bindings::exports::pilothouse::plugin::{finalizer, reconciler},
     capability, identity,
@@ -14,9 +14,11 @@ use crate::{
 /// The package whose exports are ours.
 const PACKAGE: &str = "pilothouse:plugin/";
 /// The version of it that this host serves.
-const VERSION: &str = "0.1.0";
+pub const VERSION: &str = "0.1.0";
 /// What this host knows to call.
-const EXPORTS: [&str; 2] = ["reconciler", "finalizer"];
+const SERVED: [&str; 2] = ["reconciler", "finalizer"];
+/// What is in the contract, and no host can call yet.
+const RELATIONS: &str = "relations";
 
 /// Why a plugin cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,12 @@ pub enum Error {
         "the plugin exports {0}, which this host does not know; it serves pilothouse:plugin@{VERSION}: reconciler, finalizer"
     )]
     UnknownExport(String),
+    /// It looks at objects that it does not own.
+    #[error(
+        "the plugin exports {PACKAGE}{RELATIONS}@{VERSION}, which this host does not serve yet; `pilothouse render` can show what \
+         it makes of a parent"
+    )]
+    Relations,
     /// It does not export `reconciler`.
     #[error("the plugin does not export pilothouse:plugin/reconciler@{VERSION}")]
     NoReconciler(#[source] wasmtime::Error),
@@ -53,17 +61,26 @@ pub enum Error {
 }
 
 impl Plugin {
-    /// Loads a component.
+    /// Loads a component that this host serves.
     ///
     /// # Errors
-    /// If it is not a component that this host can serve.
+    /// If it is none.
     pub async fn load(engine: &Arc<Engine>, bytes: Vec<u8>, limits: CallLimits) -> Result<Self, Error> {
+        let plugin = Self::open(engine, bytes, limits).await?;
+        plugin.check_served()?;
+        Ok(plugin)
+    }
+
+    /// Loads a component to look at it, also one that wants more of a host than this one has.
+    ///
+    /// # Errors
+    /// If it cannot be called.
+    pub async fn open(engine: &Arc<Engine>, bytes: Vec<u8>, limits: CallLimits) -> Result<Self, Error> {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
         let compiler = engine.wasm().clone();
         // Compiling takes from milliseconds to seconds of CPU.
-        let component =
-            tokio::task::spawn_blocking(move || compile(&compiler, &bytes)).await.map_err(|_| Error::Host)??;
-        check_exports(engine, &component)?;
+        let compiled = tokio::task::spawn_blocking(move || compile(&compiler, &bytes)).await;
+        let (component, surface) = compiled.map_err(|_| Error::Host)??;
         let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
         let component = linker.instantiate_pre(&component).map_err(Error::Link)?;
         let reconciler = reconciler::GuestIndices::new(&component).map_err(Error::NoReconciler)?;
@@ -71,6 +88,7 @@ impl Plugin {
             Some(_) => Some(finalizer::GuestIndices::new(&component).map_err(Error::Finalizer)?),
             None => None,
         };
+        let relations = surface.exports.contains(&export(RELATIONS));
         let guest = reconciler.clone();
         let description = call(engine, &component, limits, |store, instance| {
             Box::pin(async move { guest.load(&mut *store, instance)?.call_describe(store).await })
@@ -78,25 +96,43 @@ impl Plugin {
         .await
         .map_err(Error::Describe)?;
         let description = Description::read(&description)?;
-        Ok(Self { engine: engine.clone(), component, reconciler, finalizer, description, digest })
+        Ok(Self { engine: engine.clone(), component, reconciler, finalizer, relations, description, digest })
+    }
+
+    /// Whether this host has all that the plugin wants of it.
+    ///
+    /// # Errors
+    /// If something is missing.
+    pub fn check_served(&self) -> Result<(), Error> {
+        if self.relations {
+            return Err(Error::Relations);
+        }
+        Ok(self.description.check_capabilities()?)
     }
 }
 
-fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<Component, Error> {
+/// Whether this host knows to call what a component exports under this name.
+pub fn serves_export(name: &str) -> bool {
+    SERVED.iter().any(|part| name == export(part))
+}
+
+fn export(part: &str) -> String {
+    format!("{PACKAGE}{part}@{VERSION}")
+}
+
+fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<(Component, Surface), Error> {
     // The eight bytes that open a core module of version 1.
     if bytes.starts_with(b"\0asm\x01\0\0\0") {
         return Err(Error::CoreModule);
     }
-    Component::from_binary(engine, bytes).map_err(Error::Compile)
+    let component = Component::from_binary(engine, bytes).map_err(Error::Compile)?;
+    let surface = Surface::of(bytes);
+    check_exports(&surface)?;
+    Ok((component, surface))
 }
 
 /// An export of ours that nobody would ever call is a mistake worth telling: a finalizer of another version would never clean up.
-fn check_exports(engine: &Engine, component: &Component) -> Result<(), Error> {
-    let known = EXPORTS.map(|export| format!("{PACKAGE}{export}@{VERSION}"));
-    let ours = component.component_type();
-    let unknown = ours
-        .exports(engine.wasm())
-        .map(|(name, _)| name)
-        .find(|name| name.starts_with(PACKAGE) && !known.iter().any(|known| known == name));
-    unknown.map_or(Ok(()), |name| Err(Error::UnknownExport(name.to_owned())))
+fn check_exports(surface: &Surface) -> Result<(), Error> {
+    let is_unknown = |name: &&String| name.starts_with(PACKAGE) && !serves_export(name) && **name != export(RELATIONS);
+    surface.exports.iter().find(is_unknown).map_or(Ok(()), |name| Err(Error::UnknownExport(name.clone())))
 }

@@ -215,7 +215,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 /// Whether two values mean the same: 1 and 1.0, and quantities such as 1000m and 1.
-fn same(left: &Value, right: &Value) -> bool {
+pub fn same(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::String(_) | Value::Number(_), Value::String(_) | Value::Number(_)) if left != right => {
             quantity(left).is_some_and(|left| quantity(right) == Some(left))

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Parts of a child's metadata that the host or the API server decides.
-const RESERVED_METADATA: [&str; 8] = [
+pub const RESERVED_METADATA: [&str; 8] = [
     "ownerReferences",
     "finalizers",
     "managedFields",
@@ -212,7 +212,8 @@ fn check_metadata(path: &str, metadata: &mut Map<String, Value>) -> Result<(), E
     Ok(())
 }
 
-fn is_reserved_key(key: &str) -> bool {
+/// Whether a label or an annotation of this name is the host's.
+pub fn is_reserved_key(key: &str) -> bool {
     let domain = key.split_once('/').map(|(domain, _)| domain);
     domain
         .is_some_and(|domain| domain == DOMAIN || domain.strip_suffix(DOMAIN).is_some_and(|below| below.ends_with('.')))

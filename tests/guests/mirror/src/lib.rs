@@ -56,7 +56,7 @@ struct Reply {
     /// A status of this size instead.
     #[serde(rename = "outputMiB")]
     output_mib: usize,
-    /// Show the request in `status.echo`: context, config, and the children as `Kind/namespace/name`.
+    /// Show the request in `status.echo`: context, config, and the children and related objects as `Kind/namespace/name`.
     echo: bool,
     extra: Option<Value>,
 }
@@ -163,6 +163,8 @@ impl reconciler::Guest for Mirror {
         json!({
             "parent": parent,
             "children": children,
+            // Seen only by a version of this plugin that exports `relations`, which tests make.
+            "related": [{ "apiVersion": "v1", "kind": "Secret" }, { "apiVersion": "t.example/v1", "kind": "Widget" }],
             "crds": [widget, gadget],
         })
         .to_string()
@@ -328,5 +330,6 @@ fn echo(request: &Request) -> Value {
         "context": parse(&request.context),
         "config": parse(&request.config),
         "children": request.children.iter().map(identity).collect::<Vec<_>>(),
+        "related": request.related.iter().map(identity).collect::<Vec<_>>(),
     })
 }
