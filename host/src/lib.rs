@@ -9,7 +9,8 @@
 //!    hand on to one another is in [`state`].
 //! 4. Under what names all of it is written to the cluster is in [`identity`].
 //!
-//! [`run`] puts the parts together; [`manifests`] and [`build`] are tools beside them.
+//! [`run`] puts the parts together; [`manifests`] and [`build`] are tools beside them. How all of it fares is told by [`metrics`],
+//! [`tally`], [`traces`] and [`telemetry`].
 
 pub mod build;
 pub mod claims;
@@ -17,6 +18,7 @@ pub mod controller;
 pub mod crd;
 pub mod identity;
 pub mod manifests;
+pub mod metrics;
 pub mod object;
 pub mod plugin;
 pub mod probes;
@@ -29,7 +31,9 @@ pub mod source;
 pub mod state;
 pub mod store;
 pub mod supervisor;
+pub mod tally;
 pub mod telemetry;
+pub mod traces;
 
 mod bindings;
 mod capability;

@@ -16,6 +16,7 @@ use pilothouse::{
     plugin::{Engine, Plugin},
     run,
     telemetry::{self, LogFormat},
+    traces::Traces,
 };
 
 /// A host for Kubernetes operators whose logic is WebAssembly.
@@ -84,16 +85,26 @@ fn service_account(text: &str) -> Result<ServiceAccountRef, String> {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    telemetry::init(arguments.log_format, &arguments.log);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&error.into()),
-    };
-    match runtime.block_on(execute(arguments.command)) {
+    match start(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
+}
+
+fn start(arguments: Arguments) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let collector = match &arguments.command {
+        // Set to nothing is as good as not set.
+        Command::Run(options) => options.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty()),
+        _ => None,
+    };
+    let traces = collector.map(|endpoint| Traces::start(endpoint, runtime.handle().clone())).transpose()?;
+    telemetry::init(arguments.log_format, &arguments.log, traces.as_ref());
+    let result = runtime.block_on(execute(arguments.command));
+    if let Some(traces) = traces {
+        traces.end();
+    }
+    result
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
@@ -124,7 +135,7 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
     let bytes =
         std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
     let engine = Arc::new(Engine::new()?);
-    let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call())
+    let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call(), Arc::default())
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
     let name =

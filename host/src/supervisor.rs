@@ -18,7 +18,8 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::{Instrument as _, info_span};
 
 use crate::{
-    claims::Claims, crd::ClusterReconciler, plugin::Engine, reconcile::Events, reconciler::Reconciler, telemetry,
+    claims::Claims, crd::ClusterReconciler, metrics::Metrics, plugin::Engine, reconcile::Events,
+    reconciler::Reconciler, telemetry,
 };
 
 /// What all reconcilers share.
@@ -32,6 +33,8 @@ pub struct Supervisor {
     pub engine: Arc<Engine>,
     /// Where Events go.
     pub events: Events,
+    /// What `/metrics` shows.
+    pub metrics: Arc<Metrics>,
     /// Which reconciler has which parents.
     pub claims: Arc<Claims>,
     /// Reconciles under way at once in the whole host.

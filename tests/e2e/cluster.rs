@@ -65,13 +65,17 @@ impl Cluster {
 
     /// The control plane and the host that most tests share.
     pub(crate) fn shared() -> &'static Self {
+        &Self::shared_with_host().0
+    }
+
+    /// Both of them.
+    pub(crate) fn shared_with_host() -> &'static (Self, Host) {
         static SHARED: OnceLock<(Cluster, Host)> = OnceLock::new();
-        let (cluster, _) = SHARED.get_or_init(|| {
+        SHARED.get_or_init(|| {
             let cluster = Self::start();
             let host = cluster.run_host();
             (cluster, host)
-        });
-        cluster
+        })
     }
 
     fn write_host_kubeconfig(&self) {
@@ -90,15 +94,20 @@ impl Cluster {
 
     /// Starts a host, under its own role, and waits until it watches for both reconcilers.
     pub(crate) fn run_host(&self) -> Host {
-        self.run_host_until(|log| log.matches("\"message\":\"watching\"").count() == 2)
+        self.run_host_with(&[])
+    }
+
+    /// The same, with more arguments.
+    pub(crate) fn run_host_with(&self, arguments: &[&str]) -> Host {
+        self.run_host_until(arguments, |log| log.matches("\"message\":\"watching\"").count() == 2)
     }
 
     /// Starts a host and waits until it logs this.
     pub(crate) fn run_host_that(&self, logs: &str) -> Host {
-        self.run_host_until(|log| log.contains(logs))
+        self.run_host_until(&[], |log| log.contains(logs))
     }
 
-    fn run_host_until(&self, is_up: impl Fn(&str) -> bool) -> Host {
+    fn run_host_until(&self, arguments: &[&str], is_up: impl Fn(&str) -> bool) -> Host {
         let number = self.hosts.fetch_add(1, Ordering::SeqCst);
         let log = self.control_plane.data_dir().join(format!("host-{number}.log"));
         let mut shell = Command::new("sh")
@@ -107,9 +116,11 @@ impl Cluster {
             .args([
                 "run",
                 "--health-probe-bind-address=127.0.0.1:0",
+                "--metrics-bind-address=127.0.0.1:0",
                 "--log-format=json",
                 "--log=info,pilothouse=debug",
             ])
+            .args(arguments)
             .env("KUBECONFIG", &self.host_kubeconfig)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -169,6 +180,18 @@ impl Cluster {
 impl Host {
     pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What it serves as `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let log = self.log_text();
+        let starts = log.lines().find(|line| line.contains("\"message\":\"pilothouse runs\"")).expect("it says so");
+        let starts: Value = serde_json::from_str(starts).expect("lines are JSON");
+        let address = starts["metrics"].as_str().expect("it says where");
+        let config = Config::new(format!("http://{address}").parse().expect("it is an address"));
+        let client = Client::try_from(config).expect("a client can be made");
+        let request = http::Request::get("/metrics").body(Vec::new()).expect("it is a request");
+        client.request_text(request).await.expect("it is served")
     }
 
     fn signal(&self, signal: &str) {

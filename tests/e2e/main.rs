@@ -9,6 +9,7 @@ mod cluster;
 mod cases;
 mod crash;
 mod noop;
+mod observability;
 mod remote;
 mod seed;
 mod swap;

@@ -9,6 +9,7 @@ use super::{CallError, CallLimits, Description, Engine, Plugin, call, describe};
 use crate::{
     bindings::exports::pilothouse::plugin::{finalizer, reconciler},
     capability, identity,
+    metrics::{Calls, Function},
 };
 
 /// The package whose exports are ours.
@@ -53,11 +54,16 @@ pub enum Error {
 }
 
 impl Plugin {
-    /// Loads a component.
+    /// Loads a component, whose calls are counted in `calls`.
     ///
     /// # Errors
     /// If it is not a component that this host can serve.
-    pub async fn load(engine: &Arc<Engine>, bytes: Vec<u8>, limits: CallLimits) -> Result<Self, Error> {
+    pub async fn load(
+        engine: &Arc<Engine>,
+        bytes: Vec<u8>,
+        limits: CallLimits,
+        calls: Arc<Calls>,
+    ) -> Result<Self, Error> {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
         let compiler = engine.wasm().clone();
         // Compiling takes from milliseconds to seconds of CPU.
@@ -72,13 +78,13 @@ impl Plugin {
             None => None,
         };
         let guest = reconciler.clone();
-        let description = call(engine, &component, limits, |store, instance| {
+        let (answer, usage) = call(engine, &component, limits, Function::Describe, |store, instance| {
             Box::pin(async move { guest.load(&mut *store, instance)?.call_describe(store).await })
         })
-        .await
-        .map_err(Error::Describe)?;
-        let description = Description::read(&description)?;
-        Ok(Self { engine: engine.clone(), component, reconciler, finalizer, description, digest })
+        .await;
+        calls.note(Function::Describe, answer.as_ref().map(|_| None), usage);
+        let description = Description::read(&answer.map_err(Error::Describe)?)?;
+        Ok(Self { engine: engine.clone(), calls, component, reconciler, finalizer, description, digest })
     }
 }
 
