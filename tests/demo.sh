@@ -213,7 +213,7 @@ END
 }
 
 start_host() {
-  KUBECONFIG=$work/host.kubeconfig pilothouse run --health-probe-bind-address 127.0.0.1:0 --log-format json 2>"$host_log" 7>&- 8>&- 9>&- &
+  KUBECONFIG=$work/host.kubeconfig pilothouse run --health-probe-bind-address 127.0.0.1:0 --metrics-bind-address 127.0.0.1:0 --log-format json 2>"$host_log" 7>&- 8>&- 9>&- &
   host_pid=$!
   eventually 30 "the host is ready (/readyz)" host_is_ready
 }

@@ -1,6 +1,15 @@
 //! One reconciler at work: its watches, its queue, its reconciles.
 
-use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -9,12 +18,13 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tracing::{Instrument as _, info_span};
+use tracing::{Instrument as _, field::Empty, info_span};
 
 use crate::{
+    crd::ParentCounts,
     identity::RECONCILER_LABEL,
     object::{Kind, Object},
-    queue::{Next, Queue, Run, Wake},
+    queue::{Figures, Next, Queue, Run, Wake},
     reconcile::{Context, ParentKey, reconcile},
     store::{Change, Store},
     telemetry,
@@ -56,17 +66,40 @@ pub struct Controller {
     pub context: Arc<Context>,
     queue: Queue<ParentKey>,
     watching: watch::Sender<Watching>,
+    counts: watch::Sender<Option<ParentCounts>>,
+    workers: AtomicUsize,
 }
 
 impl Controller {
     /// A controller that does not watch yet.
     pub fn new(context: Arc<Context>) -> Self {
-        Self { context, queue: Queue::default(), watching: watch::Sender::default() }
+        Self {
+            context,
+            queue: Queue::default(),
+            watching: watch::Sender::default(),
+            counts: watch::Sender::default(),
+            workers: AtomicUsize::new(0),
+        }
     }
 
     /// How the watches are, and how they come to be.
     pub fn watching(&self) -> watch::Receiver<Watching> {
         self.watching.subscribe()
+    }
+
+    /// How its parents are; none until each that there was at the start is known.
+    pub fn counts(&self) -> watch::Receiver<Option<ParentCounts>> {
+        self.counts.subscribe()
+    }
+
+    /// How its queue is now.
+    pub fn queue(&self) -> Figures {
+        self.queue.figures()
+    }
+
+    /// How many parents it may reconcile at once.
+    pub fn workers(&self) -> usize {
+        self.workers.load(Ordering::Relaxed)
     }
 
     /// Watches, for ever. Dropping it ends the watches.
@@ -94,6 +127,8 @@ impl Controller {
             return;
         }
         tracing::info!(parents = self.context.parents.len(), revision = self.context.revision().id, "watching");
+        self.context.start_tally();
+        self.count();
         let _unselected = AbortOnDropHandle::new(tokio::spawn(self.clone().wake_unselected().in_current_span()));
         let own = Arc::new(Semaphore::new(0));
         let mut granted = 0;
@@ -108,6 +143,7 @@ impl Controller {
             } else if granted > wanted {
                 granted -= own.forget_permits(granted - wanted);
             }
+            self.workers.store(wanted, Ordering::Relaxed);
             let due = async {
                 // The semaphores are never closed.
                 let permit = own.clone().acquire_owned().await.ok()?;
@@ -159,18 +195,36 @@ impl Controller {
 
     async fn work_on(&self, run: Run<ParentKey>) {
         let context = &self.context;
+        // A trace of its own, not part of the reconciler's whole life.
         let span = info_span!(
+            parent: None,
             "reconcile",
             reconciler = %context.key,
             parent = %run.key,
+            generation = Empty,
             revision = context.revision().id,
             reconcileID = format!("{:016x}", fastrand::u64(..)),
+            outcome = Empty,
+            category = Empty,
+            otel.status_code = Empty,
         );
-        let reconciled = AssertUnwindSafe(reconcile(context, &run.key, run.attempt)).catch_unwind().instrument(span);
+        let reconciled = AssertUnwindSafe(reconcile(context, &run.key, run.attempt)).catch_unwind();
+        let begun = Instant::now();
+        let next = reconciled.instrument(span.clone()).await.ok();
+        span.record("outcome", context.metrics.reconciled(run.waited, begun.elapsed(), next));
+        if next == Some(Next::Forget) {
+            context.tally().forget(&run.key.uid);
+        }
         // A bug in one reconcile is a failure of that parent, and of nobody else.
-        let next = reconciled.await.unwrap_or(Next::Failed(None));
         let seen = context.seen(&run.key.uid);
-        self.queue.done(run, next, seen.as_deref());
+        self.queue.done(run, next.unwrap_or(Next::Failed(None)), seen.as_deref());
+        self.count();
+    }
+
+    /// Tells how the parents are, if that has changed.
+    fn count(&self) {
+        let counts = self.context.known_parents();
+        self.counts.send_if_modified(|known| std::mem::replace(known, counts) != counts);
     }
 
     /// Keeps a store up to date and wakes whom a change concerns.

@@ -28,6 +28,8 @@ use crate::plugin::{CallLimits, describe::KindName};
     status = "ReconcilerStatus",
     printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
     printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
+    printcolumn = r#"{"name":"Current","type":"integer","jsonPath":".status.parents.current"}"#,
+    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.parents.total"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -56,6 +58,8 @@ pub struct ClusterReconcilerSpec {
     status = "ReconcilerStatus",
     printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
     printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
+    printcolumn = r#"{"name":"Current","type":"integer","jsonPath":".status.parents.current"}"#,
+    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.parents.total"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -366,6 +370,9 @@ pub struct ReconcilerStatus {
     /// The latest revision that served; what a host that starts falls back to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_good_revision: Option<String>,
+    /// How its parents are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parents: Option<ParentCounts>,
     /// The kinds of which this reconciler may have made children. They stay watched when a plugin no longer declares them, so
     /// that what is left of them can be deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -373,6 +380,23 @@ pub struct ReconcilerStatus {
     /// The finalizer that this reconciler puts on its parents, when its plugin cleans up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finalizer: Option<String>,
+}
+
+/// The parents of a reconciler, counted. Published at most every ten seconds.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+pub struct ParentCounts {
+    /// Those that it selects.
+    #[schemars(with = "i32", range(min = 0))]
+    pub total: u32,
+    /// Those that were reconciled with success when they were last looked at, with the revision that serves now.
+    #[schemars(with = "i32", range(min = 0))]
+    pub current: u32,
+    /// Those whose condition `Ready` is True.
+    #[schemars(with = "i32", range(min = 0))]
+    pub ready: u32,
+    /// Those whose last reconcile failed; their condition `Synced` says why.
+    #[schemars(with = "i32", range(min = 0))]
+    pub failing: u32,
 }
 
 /// The definitions of the host's own kinds.

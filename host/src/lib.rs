@@ -8,10 +8,12 @@
 //! 2. The controller's watches fill its [`store`]s with [`object`]s, and wake parents in its [`queue`].
 //! 3. [`reconcile`] takes one parent through its steps: `observe`, the plugin call, `desired`, `plan`, `apply`, `status`. What they
 //!    hand on to one another is in [`state`].
-//! 4. Under what names all of it is written to the cluster is in [`identity`].
+//! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
 //!
 //! [`run`] puts the parts together. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
 //! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs.
+//!
+//! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
 pub mod build;
 pub mod claims;
@@ -21,7 +23,9 @@ pub mod declaration;
 pub mod identity;
 pub mod inspect;
 pub mod kinds;
+pub mod lookup;
 pub mod manifests;
+pub mod metrics;
 pub mod object;
 pub mod output;
 pub mod plugin;
@@ -37,7 +41,9 @@ pub mod source;
 pub mod state;
 pub mod store;
 pub mod supervisor;
+pub mod tally;
 pub mod telemetry;
+pub mod traces;
 pub mod version;
 
 mod bindings;

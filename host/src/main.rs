@@ -17,6 +17,7 @@ use pilothouse::{
     plugin::{Engine, Plugin},
     render, run,
     telemetry::{self, LogFormat},
+    traces::Traces,
     version,
 };
 
@@ -111,18 +112,29 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
         }
     };
+    start(arguments).unwrap_or_else(|error| fail(&error))
+}
+
+fn start(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let collector = match &arguments.command {
+        // Set to nothing is as good as not set.
+        Command::Run(options) => options.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty()),
+        _ => None,
+    };
+    let traces = collector.map(|endpoint| Traces::start(endpoint, runtime.handle().clone())).transpose()?;
     // Tools are run by people, also where their standard error is no terminal.
     let log_format = match (&arguments.command, arguments.log_format) {
         (Command::Run(_), format) => format,
         (_, LogFormat::Auto) => LogFormat::Text,
         (_, format) => format,
     };
-    telemetry::init(log_format, &arguments.log);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&error.into()),
-    };
-    runtime.block_on(execute(arguments.command)).unwrap_or_else(|error| fail(&error))
+    telemetry::init(log_format, &arguments.log, traces.as_ref());
+    let result = runtime.block_on(execute(arguments.command));
+    if let Some(traces) = traces {
+        traces.end();
+    }
+    result
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
@@ -166,7 +178,7 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
     let bytes =
         std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
     let engine = Arc::new(Engine::new()?);
-    let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call())
+    let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call(), Arc::default())
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
     let name =

@@ -80,6 +80,11 @@ impl Kind {
         format!("{}.{}", self.api.kind, self.api.group).trim_end_matches('.').to_owned()
     }
 
+    /// `plural.group`: the resource as RBAC rules name it.
+    pub fn resource(&self) -> String {
+        format!("{}.{}", self.api.plural, self.api.group).trim_end_matches('.').to_owned()
+    }
+
     /// Whether the API server itself defines this kind, not a CustomResourceDefinition: groups without a dot are its own.
     pub fn is_built_in(&self) -> bool {
         let group = self.api.group.as_str();
@@ -112,9 +117,11 @@ pub struct OwnedFields {
 /// A live object.
 #[derive(Clone, Debug)]
 pub struct Object {
-    /// Name, namespace, UID, version, generation, owner references, finalizers and deletion timestamp. The rest is left out
-    /// here, so that it is not held twice.
+    /// Name, namespace, UID, version, generation, finalizers and deletion timestamp. The rest is left out here, so that it is not
+    /// held twice.
     meta: ObjectMeta,
+    /// The UID of the owner that is marked as controller.
+    controller: Option<Box<str>>,
     json: Arc<str>,
     owned: Vec<OwnedFields>,
     /// The parent's UID by label, and the annotation that goes with it; see [`identity::BINDING_ANNOTATION`].
@@ -127,6 +134,23 @@ impl Object {
     /// The object as JSON text, without `metadata.managedFields`.
     pub fn json(&self) -> &str {
         &self.json
+    }
+
+    /// The memory that it takes beside its JSON, but for what the allocator itself needs.
+    pub fn overhead(&self) -> usize {
+        let Self { meta, controller, json: _, owned, binding, other_managers } = self;
+        let of_meta = [&meta.name, &meta.namespace, &meta.uid, &meta.resource_version];
+        let of_meta = of_meta.into_iter().flatten().chain(meta.finalizers.iter().flatten()).map(String::capacity);
+        let of_owned = owned.iter().map(|entry| {
+            let texts = entry.manager.capacity() + entry.operation.capacity() + entry.subresource.capacity();
+            size_of::<OwnedFields>() + texts + entry.fields.get().len()
+        });
+        let of_binding = binding.iter().map(|pair| size_of_val(&**pair) + pair.0.capacity() + pair.1.capacity());
+        let of_others = other_managers.iter().map(|manager| size_of::<String>() + manager.capacity());
+        let controller = controller.as_deref().map_or(0, str::len);
+        let finalizers = meta.finalizers.as_ref().map_or(0, |finalizers| finalizers.capacity() * size_of::<String>());
+        let texts: usize = of_meta.chain(of_owned).chain(of_binding).chain(of_others).sum();
+        size_of::<Self>() + controller + finalizers + texts
     }
 
     /// Name and namespace.
@@ -166,8 +190,7 @@ impl Object {
 
     /// The UID of the owner that is marked as controller, if there is one.
     pub fn controller_uid(&self) -> Option<&str> {
-        let owners = self.meta.owner_references.as_deref().unwrap_or_default();
-        owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
+        self.controller.as_deref()
     }
 
     /// The UID of the parent whose child this is: its controller, or if it cannot have one, what it is bound to. `kind` as
@@ -378,10 +401,12 @@ impl Object {
             Ok(())
         })?;
         let binding = binding(&mut meta);
+        let owners = meta.owner_references.take().unwrap_or_default();
+        let controller = owners.into_iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.into());
         // Held once, in the JSON; who needs them parses them there.
         (meta.managed_fields, meta.annotations, meta.labels) = (None, None, None);
-        json.shrink_to_fit();
-        Ok(Self { meta, json: json.into(), owned, binding, other_managers })
+        (meta.generate_name, meta.self_link) = (None, None);
+        Ok(Self { meta, controller, json: json.into(), owned, binding, other_managers })
     }
 }
 

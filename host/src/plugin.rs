@@ -11,9 +11,13 @@ mod load;
 mod store;
 mod surface;
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tracing::Instrument as _;
+use tracing::{Instrument as _, debug_span, field::Empty};
 use wasmtime::{
     Store, Trap,
     component::{Instance, InstancePre},
@@ -28,15 +32,19 @@ pub use self::{
     store::CallLimits,
     surface::{Format, Surface},
 };
-use crate::bindings::{
-    exports::pilothouse::plugin::{finalizer, reconciler},
-    pilothouse::plugin::types,
-};
 pub use crate::capability::serves as serves_import;
+use crate::{
+    bindings::{
+        exports::pilothouse::plugin::{finalizer, reconciler},
+        pilothouse::plugin::types,
+    },
+    metrics::{Calls, Function, Usage},
+};
 
 /// See the module's documentation.
 pub struct Plugin {
     engine: Arc<Engine>,
+    calls: Arc<Calls>,
     component: InstancePre<CallState>,
     reconciler: reconciler::GuestIndices,
     finalizer: Option<finalizer::GuestIndices>,
@@ -91,15 +99,24 @@ pub enum CallError {
 }
 
 impl CallError {
+    /// All categories, in the order of [`Self::place`].
+    pub const CATEGORIES: [&str; 6] =
+        ["PluginDeadline", "PluginMemory", "PluginTrap", "PluginNotStarted", "PluginAnswerUndecodable", "HostError"];
+
     /// A stable name, for conditions, Events and metrics.
     pub fn category(&self) -> &'static str {
+        Self::CATEGORIES[self.place()]
+    }
+
+    /// Where its category stands among all of them.
+    pub fn place(&self) -> usize {
         match self {
-            Self::Deadline(_) => "PluginDeadline",
-            Self::Memory(_) => "PluginMemory",
-            Self::Trap(_) => "PluginTrap",
-            Self::Instantiate(_) => "PluginNotStarted",
-            Self::Undecodable { .. } => "PluginAnswerUndecodable",
-            Self::Host => "HostError",
+            Self::Deadline(_) => 0,
+            Self::Memory(_) => 1,
+            Self::Trap(_) => 2,
+            Self::Instantiate(_) => 3,
+            Self::Undecodable { .. } => 4,
+            Self::Host => 5,
         }
     }
 }
@@ -131,14 +148,16 @@ impl Plugin {
     /// If there is no answer; what the plugin itself refuses is an answer.
     pub async fn reconcile(&self, request: Request, limits: CallLimits) -> Result<Result<Answer, Failure>, CallError> {
         let guest = self.reconciler.clone();
-        call(&self.engine, &self.component, limits, |store, instance| {
+        let (answer, usage) = call(&self.engine, &self.component, limits, Function::Reconcile, |store, instance| {
             Box::pin(async move {
                 let guest = guest.load(&mut *store, instance)?;
                 let answer = guest.call_reconcile(store, &request.into()).await?;
                 Ok(answer.map(Answer::from).map_err(Failure::from))
             })
         })
-        .await
+        .await;
+        self.calls.note(Function::Reconcile, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
+        answer
     }
 
     /// Asks to clean up after a parent that is being deleted. None: the plugin never cleans up.
@@ -151,43 +170,62 @@ impl Plugin {
         limits: CallLimits,
     ) -> Result<Option<Result<FinalizeAnswer, Failure>>, CallError> {
         let Some(guest) = self.finalizer.clone() else { return Ok(None) };
-        call(&self.engine, &self.component, limits, |store, instance| {
+        let (answer, usage) = call(&self.engine, &self.component, limits, Function::Finalize, |store, instance| {
             Box::pin(async move {
                 let guest = guest.load(&mut *store, instance)?;
                 let answer = guest.call_finalize(store, &request.into()).await?;
-                Ok(Some(answer.map(FinalizeAnswer::from).map_err(Failure::from)))
+                Ok(answer.map(FinalizeAnswer::from).map_err(Failure::from))
             })
         })
-        .await
+        .await;
+        self.calls.note(Function::Finalize, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
+        answer.map(Some)
     }
 }
 
 type Entered<'a, T> = Pin<Box<dyn Future<Output = Result<T, wasmtime::Error>> + Send + 'a>>;
 
-/// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped.
+/// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped. With what it took, unless the
+/// host failed.
 async fn call<T: Send + 'static>(
     engine: &Arc<Engine>,
     component: &InstancePre<CallState>,
     limits: CallLimits,
+    function: Function,
     enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send + 'static,
-) -> Result<T, CallError> {
+) -> (Result<T, CallError>, Option<Usage>) {
     let component = component.clone();
     let in_guest = {
         let engine = engine.clone();
         async move {
             let mut store = store::new_store(&engine, limits);
+            let begun = Instant::now();
+            let mut entered = None;
             let result = async {
                 let instance = component.instantiate_async(&mut store).await.map_err(|error| (true, error))?;
+                entered = Some(begun.elapsed());
                 enter(&mut store, &instance).await.map_err(|error| (false, error))
             };
             // The epoch ends a guest that computes; this ends one that waits.
-            match tokio::time::timeout(limits.timeout, result).await {
+            let result = match tokio::time::timeout(limits.timeout, result).await {
                 Ok(result) => result.map_err(|(starting, error)| classify(error, starting, &store, limits)),
                 Err(_) => Err(CallError::Deadline(limits.timeout)),
-            }
+            };
+            let took = begun.elapsed();
+            let usage = Usage {
+                instantiate: entered.unwrap_or(took),
+                call: entered.map(|entered| took.saturating_sub(entered)),
+                memory: store.data().memory_used(),
+            };
+            (result, Some(usage))
         }
     };
-    engine.run(in_guest.instrument(tracing::Span::current())).await.unwrap_or(Err(CallError::Host))
+    let span = debug_span!("plugin", function = function.name(), category = Empty);
+    let (result, usage) = engine.run(in_guest.instrument(span.clone())).await.unwrap_or((Err(CallError::Host), None));
+    if let Err(error) = &result {
+        span.record("category", error.category());
+    }
+    (result, usage)
 }
 
 fn classify(error: wasmtime::Error, starting: bool, store: &Store<CallState>, limits: CallLimits) -> CallError {

@@ -62,8 +62,23 @@ pub struct Run<K> {
     pub key: K,
     /// How many runs in a row have failed before this one.
     pub attempt: u32,
+    /// How long it was due before it began.
+    pub waited: Duration,
     /// Whether an event started it before its backoff was over.
     early: bool,
+}
+
+/// How a queue is now, and what it has done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Parents that are due and wait for a worker.
+    pub due: usize,
+    /// How long each run that is under way has run.
+    pub running: Vec<Duration>,
+    /// How often a parent has become due.
+    pub adds: u64,
+    /// How often one was put off after a failure, or as after one.
+    pub retries: u64,
 }
 
 /// See the module's documentation.
@@ -126,6 +141,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.changed.notify_one();
     }
 
+    /// How the queue is now.
+    pub fn figures(&self) -> Figures {
+        self.lock().figures(Instant::now())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Schedule<K>> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,12 +157,16 @@ struct Schedule<K> {
     /// When each waiting item is due. The number keeps the order of arrival among equals.
     due: BTreeMap<(Instant, u64), K>,
     arrivals: u64,
+    adds: u64,
+    retries: u64,
 }
 
 #[derive(Default)]
 struct Item {
     /// Its place in `due`.
     waiting: Option<(Instant, u64)>,
+    /// Whether it was put there to become due later: then it counts as added when its time has come.
+    later: bool,
     running: bool,
     /// Woken while it ran.
     woken: Option<Wake>,
@@ -160,7 +184,7 @@ struct Item {
 
 impl<K> Default for Schedule<K> {
     fn default() -> Self {
-        Self { items: HashMap::new(), due: BTreeMap::new(), arrivals: 0 }
+        Self { items: HashMap::new(), due: BTreeMap::new(), arrivals: 0, adds: 0, retries: 0 }
     }
 }
 
@@ -173,7 +197,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
             return;
         }
         let at = item.due_when_woken(wake, now);
-        self.plan(key, at);
+        self.plan(key, at, now);
     }
 
     fn parent_changed(&mut self, key: &K, version: &str, now: Instant) {
@@ -196,8 +220,9 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
             item.waiting = None;
             item.running = true;
             item.last_start = Some(now);
+            self.adds += u64::from(item.later);
             let early = item.retry_at.is_some_and(|retry_at| retry_at > now);
-            return Ok(Run { attempt: item.failures, early, key });
+            return Ok(Run { attempt: item.failures, waited: now - at, early, key });
         }
     }
 
@@ -205,6 +230,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         let Some(item) = self.items.get_mut(&run.key) else { return };
         item.running = false;
         item.agains = if next == Next::Again { item.agains + 1 } else { 0 };
+        self.retries += u64::from(matches!(next, Next::Failed(_) | Next::Immediately));
         let planned = match next {
             Next::OnChange => Some(now + jitter(RESYNC)),
             Next::Forget | Next::Terminal => None,
@@ -231,14 +257,14 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         let woken = if changed { Some(Wake::Parent) } else { woken };
         let woken = woken.map(|wake| item.due_when_woken(wake, now));
         match woken.into_iter().chain(planned).min() {
-            Some(at) => self.plan(&run.key, at),
+            Some(at) => self.plan(&run.key, at, now),
             None if next == Next::Forget => drop(self.items.remove(&run.key)),
             None => {}
         }
     }
 
     /// Makes the item due at `at`, or leaves it where it is if that is earlier.
-    fn plan(&mut self, key: &K, at: Instant) {
+    fn plan(&mut self, key: &K, at: Instant, now: Instant) {
         let item = self.items.entry(key.clone()).or_default();
         if let Some(already) = item.waiting {
             if already.0 <= at {
@@ -248,7 +274,22 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         }
         self.arrivals += 1;
         item.waiting = Some((at, self.arrivals));
+        item.later = at > now;
+        self.adds += u64::from(!item.later);
         self.due.insert((at, self.arrivals), key.clone());
+    }
+
+    fn figures(&self, now: Instant) -> Figures {
+        let running = self.items.values().filter(|item| item.running);
+        let due = self.due.range(..=(now, u64::MAX));
+        // What has become due by the passing of time is noted down only when it begins.
+        let ripened = due.clone().filter(|(_, key)| self.items.get(*key).is_some_and(|item| item.later)).count();
+        Figures {
+            due: due.count(),
+            running: running.filter_map(|item| Some(now - item.last_start?)).collect(),
+            adds: self.adds + u64::try_from(ripened).unwrap_or_default(),
+            retries: self.retries,
+        }
     }
 }
 
@@ -478,6 +519,32 @@ mod tests {
         let run = clock.due().unwrap();
         clock.done(run, Next::Forget);
         assert!(clock.schedule.items.is_empty() && clock.schedule.due.is_empty());
+    }
+
+    #[test]
+    fn the_figures_count_what_becomes_due_once_at_its_time() {
+        let mut clock = Clock::new();
+        let figures = |clock: &Clock| clock.schedule.figures(clock.now);
+        clock.wake("a", Wake::Parent);
+        clock.wake("a", Wake::Child);
+        clock.wake("b", Wake::Parent);
+        assert_eq!(figures(&clock), Figures { due: 2, adds: 2, ..Figures::default() });
+        clock.pass(Duration::from_secs(2));
+        let a = clock.due().unwrap();
+        assert_eq!(a.waited, Duration::from_secs(2));
+        clock.pass(Duration::from_secs(1));
+        assert_eq!(
+            figures(&clock),
+            Figures { due: 1, running: vec![Duration::from_secs(1)], adds: 2, ..Figures::default() }
+        );
+        clock.done(a, Next::Failed(Some(Duration::from_secs(5))));
+        let b = clock.due().unwrap();
+        clock.done(b, Next::OnChange);
+        assert_eq!(figures(&clock), Figures { adds: 2, retries: 1, ..Figures::default() });
+        clock.pass(Duration::from_secs(7));
+        assert_eq!(figures(&clock), Figures { due: 1, adds: 3, retries: 1, ..Figures::default() });
+        assert_eq!(clock.due().unwrap().waited, Duration::from_secs(2));
+        assert_eq!(figures(&clock).adds, 3);
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use kube::{Api, Client, api::ListParams, core::Selector};
 use serde_json::json;
 use tokio::sync::watch;
+use tracing::{Instrument as _, Span, debug_span};
 
 pub mod coverage;
 pub mod desired;
@@ -39,14 +40,16 @@ pub use self::events::Events;
 use self::{failures::Failures, finalizer::Phase, plan::Owner, remote::Record};
 use crate::{
     claims::Claims,
-    crd::Limits,
+    crd::{Limits, ParentCounts},
     identity::{ALLOW_PRUNE_ANNOTATION, Identity},
+    lookup, metrics,
     object::{Kind, Object, ObjectKey},
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
     queue::{BACKOFF_CAP, Next},
     revision::Revision,
     state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Report},
     store::Store,
+    tally::{Outcome, Tally},
     telemetry,
 };
 
@@ -102,6 +105,10 @@ pub struct Context {
     pub orphaned: Mutex<HashSet<String>>,
     /// What it remembers of each parent, by UID.
     pub memory: Mutex<HashMap<String, Memory>>,
+    /// How its parents are.
+    pub tally: Mutex<Tally>,
+    /// What is counted of it.
+    pub metrics: Arc<metrics::Handles>,
     /// Where Events go; they are published as the host.
     pub events: Events,
     /// A reconciler that goes before this one for one of its parents, once there was such a parent.
@@ -234,6 +241,7 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
         context.orphaned.lock().unwrap_or_else(PoisonError::into_inner).remove(&key.uid);
         return if memory.finalizer { leave(context, key).await } else { Next::Forget };
     };
+    Span::current().record("generation", parent.generation());
     memory.finalizer = parent.finalizers().contains(&context.finalizer());
     if let Some(rival) = context.rival(&parent) {
         context.rival.send_if_modified(|known| known.replace(rival.clone()) != Some(rival));
@@ -251,7 +259,7 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
                 parent = Arc::new(answer);
             }
             Err(error) => {
-                let next = failed(context, &parent, &mut memory, error.into(), None).await;
+                let next = failed(&turn, &parent, &mut memory, error.into(), None).await;
                 context.remember(&key.uid, memory);
                 return next;
             }
@@ -282,7 +290,7 @@ async fn leave(context: &Context, key: &ParentKey) -> Next {
 }
 
 async fn try_leave(context: &Context, key: &ParentKey) -> Result<(), Error> {
-    let left = context.parent_api(&key.object).get_opt(&key.object.name).await.map_err(Error::Read)?;
+    let left = lookup::get(&context.parent_api(&key.object), &key.object.name).await.map_err(Error::Read)?;
     let finalizer = context.finalizer();
     match left.filter(|left| left.uid() == key.uid && left.finalizers().contains(&finalizer)) {
         Some(left) => Ok(release(context, &left).await?),
@@ -315,10 +323,10 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     let mut observed = observe::observe(context, parent.clone());
     let desired = match desire(turn, &observed).await {
         Ok(desired) => desired,
-        Err(error) => return failed(context, parent, memory, error, None).await,
+        Err(error) => return failed(turn, parent, memory, error, None).await,
     };
     if let Some(error) = held_by_guard(turn, &observed, &desired, memory) {
-        return failed(context, parent, memory, error, None).await;
+        return failed(turn, parent, memory, error, None).await;
     }
     match record_remote(turn, &observed, &desired.children).await {
         Ok(Some(recorded)) if recorded.is_deleting() => return Next::Again,
@@ -329,7 +337,7 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
             observed.parent = recorded;
         }
         Ok(None) => {}
-        Err(error) => return failed(context, parent, memory, error.into(), None).await,
+        Err(error) => return failed(turn, parent, memory, error.into(), None).await,
     }
     let parent = &observed.parent.clone();
     memory.ever_applied = Some(true);
@@ -343,16 +351,17 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
                 // A host that starts where all is in place has nothing to tell.
                 memory.synced.get_or_insert_with(|| ("True".to_owned(), SUCCESS.to_owned()));
             }
-            publish(context, parent, memory, &Ok(()), Some(&told)).await;
-            match (applied.changed, desired.next) {
+            let published = publish(turn, parent, memory, &Ok(()), Some(&told)).await;
+            let next = match (applied.changed, desired.next) {
                 // The next pass sees what this one made, such as the address that a Service got.
                 (true, _) => Next::Again,
                 (false, plugin::Next::OnChange) => Next::OnChange,
                 (false, plugin::Next::Immediately) => Next::Immediately,
                 (false, plugin::Next::After(wait)) => Next::After(wait),
-            }
+            };
+            next_unless_untold(next, published)
         }
-        Err(error) => failed(context, parent, memory, error, Some(&told)).await,
+        Err(error) => failed(turn, parent, memory, error, Some(&told)).await,
     }
 }
 
@@ -393,7 +402,7 @@ async fn record_remote(
         parent = Arc::new(finalizer::add(&api, &parent, &context.finalizer()).await?);
         context.parents.apply(Object::clone(&parent));
     }
-    parent = Arc::new(record.write(&api, &parent).await.map_err(finalizer::Error::of)?);
+    parent = Arc::new(record.write(&api, &parent).await.map_err(|error| finalizer::Error::of(error, &parent))?);
     context.parents.apply(Object::clone(&parent));
     Ok(Some(parent))
 }
@@ -409,9 +418,9 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     let context = turn.context;
     let api = context.parent_api(&parent.key());
     // Not from the store: what is asked for now must be about the very object that is there now.
-    let fresh = match api.get_opt(parent.name()).await {
+    let fresh = match lookup::get(&api, parent.name()).await {
         Ok(fresh) => fresh.filter(|fresh| fresh.uid() == parent.uid()),
-        Err(error) => return failed(context, parent, memory, Error::Read(error), None).await,
+        Err(error) => return failed(turn, parent, memory, Error::Read(error), None).await,
     };
     // Gone; the watch will say so, too.
     let Some(fresh) = fresh else { return Next::Forget };
@@ -427,7 +436,9 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     {
         match (Record { orphan: true, ..record }).write(&api, &parent).await {
             Ok(answer) => parent = Arc::new(answer),
-            Err(error) => return failed(context, &parent, memory, finalizer::Error::of(error).into(), None).await,
+            Err(error) => {
+                return failed(turn, &parent, memory, finalizer::Error::of(error, &parent).into(), None).await;
+            }
         }
     }
     match clean_up(turn, &parent, memory).await {
@@ -440,7 +451,7 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
                     Next::Forget
                 }
                 Err(finalizer::Error::Gone(_)) => Next::Forget,
-                Err(error) => failed(context, &parent, memory, error.into(), None).await,
+                Err(error) => failed(turn, &parent, memory, error.into(), None).await,
             }
         }
         Ok((Finalization { waiting: Some(wait), report, .. }, changed)) => {
@@ -450,10 +461,10 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
                 reason: "Deleting".to_owned(),
                 message: "waiting for the plugin's cleanup".to_owned(),
             };
-            publish(context, &parent, memory, &Ok(()), Some(&Told { report: &report, ready })).await;
-            if changed { Next::Again } else { Next::After(wait) }
+            let published = publish(turn, &parent, memory, &Ok(()), Some(&Told { report: &report, ready })).await;
+            next_unless_untold(if changed { Next::Again } else { Next::After(wait) }, published)
         }
-        Err(error) => failed(context, &parent, memory, error, None).await,
+        Err(error) => failed(turn, &parent, memory, error, None).await,
     }
 }
 
@@ -538,7 +549,8 @@ async fn bring_about(
             "planned"
         );
     }
-    let applied = apply::apply(context, plan, observed.parent.uid(), &manager).await;
+    let span = debug_span!("apply", applies = plan.applies.len(), deletes = plan.deletes.len());
+    let applied = apply::apply(context, plan, observed.parent.uid(), &manager).instrument(span).await;
     for (key, note) in memory.applied(&applied) {
         context.events.publish_note(&observed.parent, &context.parent_kind, &context.describe(&key), &note).await;
     }
@@ -576,17 +588,26 @@ struct Told<'a> {
     ready: Condition,
 }
 
+impl Told<'_> {
+    /// Whether the parent is ready: the plugin may decide it.
+    fn is_ready(&self) -> bool {
+        let by_plugin = self.report.conditions.iter().find(|condition| condition.kind == "Ready");
+        by_plugin.unwrap_or(&self.ready).status == ConditionStatus::True
+    }
+}
+
 /// Tells what went wrong, and how to go on.
 async fn failed(
-    context: &Context,
+    turn: &Turn<'_>,
     parent: &Arc<Object>,
     memory: &mut Memory,
     error: Error,
     told: Option<&Told<'_>>,
 ) -> Next {
+    let context = turn.context;
     if error.is_conflict() {
         tracing::debug!("{}; reading again", telemetry::chain(&error));
-        if let Ok(Some(fresh)) = context.parent_api(&parent.key()).get_opt(parent.name()).await {
+        if let Ok(Some(fresh)) = lookup::get(&context.parent_api(&parent.key()), parent.name()).await {
             context.see(&fresh);
             context.parents.apply(fresh);
         }
@@ -594,18 +615,29 @@ async fn failed(
     }
     let message = telemetry::chain(&error);
     tracing::warn!(reason = error.category(), "reconcile failed: {message}");
-    publish(context, parent, memory, &Err((error.category(), message)), told).await;
-    error.next(parent.is_deleting())
+    Span::current().record("category", error.category()).record("otel.status_code", "ERROR");
+    let published = publish(turn, parent, memory, &Err((error.category(), message)), told).await;
+    next_unless_untold(error.next(parent.is_deleting()), published)
 }
 
-/// Status and Events. Their own failure is told in the log only: the next reconcile tries again.
+/// A status that was not written is tried again: nothing else might ever wake the parent.
+fn next_unless_untold(next: Next, published: bool) -> Next {
+    match next {
+        Next::OnChange | Next::After(_) | Next::Terminal if !published => Next::Failed(None),
+        next => next,
+    }
+}
+
+/// Status and Events; whether the status says now what it should. Its failure is told in the log only.
 async fn publish(
-    context: &Context,
+    turn: &Turn<'_>,
     parent: &Arc<Object>,
     memory: &mut Memory,
     outcome: &Result<(), (&'static str, String)>,
     told: Option<&Told<'_>>,
-) {
+) -> bool {
+    let context = turn.context;
+    context.note(parent, &turn.revision.id, outcome.is_ok(), told);
     let (status, reason, message) = match outcome {
         Ok(()) => (ConditionStatus::True, SUCCESS, ""),
         Err((category, message)) => (ConditionStatus::False, *category, message.as_str()),
@@ -621,22 +653,30 @@ async fn publish(
     }
     if !tells_status {
         memory.synced = now;
-        return;
+        return true;
     }
     let synced =
         Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message: message.to_owned() };
     let manager = context.manager(parent);
     let conditions = std::iter::once(synced).chain(told.map(|told| told.ready.clone())).collect();
     let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };
-    match status::publish(&context.parent_api(&parent.key()), parent, &publish, &mut memory.status).await {
-        Ok(Some(answer)) => {
-            memory.seen = Some(answer.resource_version().to_owned());
-            context.parents.apply(answer);
+    let api = context.parent_api(&parent.key());
+    let published = status::publish(&api, parent, &publish, &mut memory.status).instrument(debug_span!("status"));
+    match published.await {
+        Ok(answer) => {
+            if let Some(answer) = answer {
+                memory.seen = Some(answer.resource_version().to_owned());
+                context.parents.apply(answer);
+            }
+            true
         }
-        Ok(None) => {}
-        // Whoever changed the parent has woken it, too.
-        Err(status::Error::Conflict(error)) => tracing::debug!("status not written: {error}"),
-        Err(error) => tracing::warn!("{}", telemetry::chain(&error)),
+        Err(error) => {
+            match &error {
+                status::Error::Conflict(cause) => tracing::debug!("status not written: {cause}"),
+                error => tracing::warn!("{}", telemetry::chain(error)),
+            }
+            false
+        }
     }
 }
 
@@ -704,6 +744,7 @@ impl Context {
 
     /// Lets another revision serve, from the next reconcile on.
     pub fn swap(&self, revision: Arc<Revision>) {
+        self.tally().serve(&revision.id);
         *self.revision.write().unwrap_or_else(PoisonError::into_inner) = revision;
     }
 
@@ -794,6 +835,34 @@ impl Context {
     /// A parent that is not among ours was seen with our finalizer on.
     pub fn note_finalizer(&self, uid: &str) {
         self.remember(uid, Memory { finalizer: true, ..Memory::default() });
+    }
+
+    /// How its parents are.
+    pub fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every kind was listed: these are the parents to get to know.
+    pub fn start_tally(&self) {
+        self.tally().start(self.parents.all().iter().map(|parent| parent.uid().to_owned()));
+    }
+
+    /// How many parents there are, and how they are.
+    pub fn parent_counts(&self) -> ParentCounts {
+        self.tally().counts(self.parents.len())
+    }
+
+    /// The same, once each parent that there was at the start is known: before, the counts say more of this host than of the parents.
+    pub fn known_parents(&self) -> Option<ParentCounts> {
+        let complete = self.tally().is_complete();
+        complete.then(|| self.parent_counts())
+    }
+
+    fn note(&self, parent: &Object, revision: &str, succeeded: bool, told: Option<&Told<'_>>) {
+        let mut tally = self.tally();
+        let published = || Some(status::live_condition(parent, "Ready")?.0 == ConditionStatus::True.as_str());
+        let ready = told.map(Told::is_ready).or_else(|| if tally.knows(parent.uid()) { None } else { published() });
+        tally.note(parent.uid(), Outcome { revision, succeeded, ready });
     }
 
     fn recall(&self, uid: &str) -> Memory {

@@ -4,9 +4,13 @@
 //! then is it swapped in; a step that fails leaves the last good one serving, and condition `Degraded` says which step and why.
 //! A reconciler that is deleted releases its parents first, or nobody would ever take its finalizer off them (`C16`).
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{
@@ -26,6 +30,8 @@ use crate::{
     crd::{DeletionPolicy, ReconcilerStatus, Terms},
     declaration::{self, Declaration},
     identity::Identity,
+    lookup,
+    metrics::Handles,
     object::{Kind, ObjectKey},
     plugin::{self, describe::KindName},
     policy,
@@ -34,6 +40,7 @@ use crate::{
     source,
     store::Store,
     supervisor::Supervisor,
+    tally::Tally,
     telemetry,
 };
 
@@ -42,6 +49,8 @@ use crate::{
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long the kinds of a new revision may take to be listed before it is given up, and tried again.
 const LISTING: Duration = Duration::from_secs(30);
+/// How often at most the counts of the parents are published for their own sake.
+const COUNTS: Duration = Duration::from_secs(10);
 /// The finalizer on a reconciler, since its parents may carry finalizers.
 const RELEASE: &str = "pilothouse.dev/release";
 /// Who writes the status of reconcilers.
@@ -112,6 +121,7 @@ pub struct Reconciler {
     /// As it was last seen, with the status that we last wrote.
     declared: Declaration,
     identity: Identity,
+    metrics: Arc<Handles>,
     serving: Option<Serving>,
     /// What came of the latest attempt, if it failed.
     problem: Option<Error>,
@@ -171,7 +181,8 @@ impl Reconciler {
     /// The reconciler that is declared so.
     pub fn new(supervisor: Supervisor, declared: Declaration) -> Self {
         let identity = Identity::of(&declared.key);
-        Self { supervisor, declared, identity, serving: None, problem: None, desired: None }
+        let metrics = supervisor.metrics.of(&declared.key.to_string());
+        Self { supervisor, declared, identity, metrics, serving: None, problem: None, desired: None }
     }
 
     /// Follows the reconciler as `specs` shows it, until `stop`.
@@ -192,6 +203,7 @@ impl Reconciler {
                 }
             });
             let (mut watching, mut rival) = self.signals();
+            let mut counts = self.counts();
             // Until something says that there may be another revision to bring up.
             loop {
                 tokio::select! {
@@ -217,6 +229,7 @@ impl Reconciler {
                     }
                     Some(()) = changed(&mut watching) => self.publish().await,
                     Some(()) = changed(&mut rival) => self.publish().await,
+                    Some(()) = counts.next() => self.publish().await,
                 }
             }
         }
@@ -330,7 +343,7 @@ impl Reconciler {
     /// Sees to it that this reconciler is not gone before its parents are released, or lets it go.
     async fn write_finalizer(&mut self, wanted: bool) -> Result<(), Error> {
         let api = self.declared.api(self.supervisor.client.clone());
-        let fresh = api.get_opt(&self.declared.key.name).await.map_err(finalizer::Error::Request)?;
+        let fresh = lookup::get(&api, &self.declared.key.name).await.map_err(finalizer::Error::Request)?;
         let Some(fresh) = fresh.filter(|fresh| Some(fresh.uid()) == self.declared.metadata.uid.as_deref()) else {
             return Ok(());
         };
@@ -371,7 +384,8 @@ impl Reconciler {
         {
             return Ok(());
         }
-        let revision = material.load(&self.supervisor.engine, self.settings().limits.of_a_call()).await?;
+        let limits = self.settings().limits.of_a_call();
+        let revision = material.load(&self.supervisor.engine, limits, self.metrics.calls.clone()).await?;
         let client = self.impersonate(&binding.account)?;
         let (parent_kind, child_kinds) = self.resolve(&client, &revision).await?;
         if let Some(serving) = &self.serving
@@ -427,6 +441,8 @@ impl Reconciler {
             identity: self.identity.clone(),
             client,
             claims: self.supervisor.claims.clone(),
+            tally: Mutex::new(Tally::of(&revision.id)),
+            metrics: self.metrics.clone(),
             revision: revision.into(),
             trusted: self.declared.status.as_ref().and_then(|status| status.last_good_revision.clone()),
             settings: Arc::new(self.settings()).into(),
@@ -469,6 +485,7 @@ impl Reconciler {
             kind: context.parent_kind.group_kind(),
             selector: context.selector.clone(),
         });
+        self.metrics.serve(&controller);
         let stop = CancellationToken::new();
         let slots = self.supervisor.slots.clone();
         let work = controller.clone().work(slots, self.supervisor.total_slots, stop.clone());
@@ -487,7 +504,7 @@ impl Reconciler {
     fn impersonate(&self, account: &str) -> Result<Client, Error> {
         let mut config = self.supervisor.config.clone();
         config.auth_info.impersonate = Some(account.to_owned());
-        Client::try_from(config).map_err(Error::Client)
+        self.supervisor.metrics.client(config, Some(self.metrics.clone())).map_err(Error::Client)
     }
 
     /// The kinds of a revision, and those that earlier ones may have left something of.
@@ -544,6 +561,17 @@ impl Reconciler {
         )
     }
 
+    /// Tells when the counts of the parents have changed, at most every so often.
+    fn counts(&self) -> std::pin::Pin<Box<dyn Stream<Item = ()> + Send>> {
+        let Some(serving) = &self.serving else { return Box::pin(stream::pending()) };
+        let changes = stream::unfold((serving.controller.counts(), Duration::ZERO), |(mut counts, pause)| async move {
+            tokio::time::sleep(pause).await;
+            counts.changed().await.ok()?;
+            Some(((), (counts, COUNTS)))
+        });
+        Box::pin(changes.chain(stream::pending()))
+    }
+
     /// Tells on the reconciler how it is; not while all goes well and is about to be listed, so that a host that starts writes nothing.
     async fn publish(&mut self) {
         let mut status = self.declared.status.clone().unwrap_or_default();
@@ -568,6 +596,7 @@ impl Reconciler {
             status.finalizer = revision.plugin.has_finalizer().then(|| context.finalizer());
             status.last_good_revision = Some(revision.id.clone());
             status.active_revision = Some(revision.id.clone());
+            status.parents = context.known_parents().or(status.parents);
         }
         let rival = self.serving.as_ref().and_then(|serving| serving.controller.context.rival.borrow().clone());
         self.set_conditions(&mut status, watching.as_ref(), rival.as_ref());

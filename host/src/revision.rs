@@ -18,6 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     identity::{self, Identity, RECONCILER_LABEL},
+    metrics::Calls,
     plugin::{CallLimits, Engine, LoadError, Plugin},
 };
 
@@ -48,12 +49,17 @@ impl Material {
         identity::hex(&digest, 6)
     }
 
-    /// Loads the plugin.
+    /// Loads the plugin; its calls are counted in `calls`.
     ///
     /// # Errors
     /// If it is no plugin that this host can serve.
-    pub async fn load(&self, engine: &Arc<Engine>, limits: CallLimits) -> Result<Revision, LoadError> {
-        let plugin = Plugin::load(engine, self.bytes.clone(), limits).await?;
+    pub async fn load(
+        &self,
+        engine: &Arc<Engine>,
+        limits: CallLimits,
+        calls: Arc<Calls>,
+    ) -> Result<Revision, LoadError> {
+        let plugin = Plugin::load(engine, self.bytes.clone(), limits, calls).await?;
         Ok(Revision { id: self.id(), plugin, config: Value::from(self.config.clone()).to_string() })
     }
 }

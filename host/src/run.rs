@@ -1,15 +1,17 @@
 //! `pilothouse run`: puts the parts together and takes them apart again.
 
 use std::{
+    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    str::FromStr,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context as _;
 use http::{HeaderValue, header::USER_AGENT};
-use kube::{Client, Config};
+use kube::Config;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -17,7 +19,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{plugin::Engine, policy::TenantPolicy, probes, reconcile::Events, supervisor::Supervisor};
+use crate::{
+    metrics::{self, Metrics},
+    plugin::Engine,
+    policy::TenantPolicy,
+    probes,
+    reconcile::Events,
+    supervisor::Supervisor,
+};
 
 /// How to run.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,6 +34,12 @@ pub struct Options {
     /// Where /livez and /readyz are served.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8081")]
     pub health_probe_bind_address: SocketAddr,
+    /// Where /metrics is served; 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    pub metrics_bind_address: BindAddress,
+    /// Where traces go: a collector that speaks OTLP over HTTP, as in http://collector:4318. Without it there are none.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
     /// How many parents are reconciled at the same time. One reconciler takes at most half of it.
     #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = slots)]
     pub max_concurrent_reconciles: usize,
@@ -37,6 +52,27 @@ pub struct Options {
     /// How long reconciles that run may take to come to their end after SIGTERM.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub graceful_shutdown_timeout: Duration,
+}
+
+/// An address to listen on, or `0` for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindAddress(pub Option<SocketAddr>);
+
+impl FromStr for BindAddress {
+    type Err = std::net::AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "0" { Ok(Self(None)) } else { text.parse().map(Some).map(Self) }
+    }
+}
+
+impl fmt::Display for BindAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("0"),
+        }
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, crate::crd::ParseLimitError> {
@@ -59,18 +95,24 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
     // Above the 290 s after which the API server ends a watch: what is silent for longer is dead (`C39`).
     config.read_timeout = Some(Duration::from_secs(295));
-    let client = Client::try_from(config.clone()).context("failed to set up the Kubernetes client")?;
+    let metrics = Arc::<Metrics>::default();
+    let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
     let engine = Arc::new(Engine::new()?);
-    let listener = TcpListener::bind(options.health_probe_bind_address).await.with_context(|| {
-        format!("failed to listen on {} (--health-probe-bind-address)", options.health_probe_bind_address)
-    })?;
+    let listener = listen(options.health_probe_bind_address, "--health-probe-bind-address").await?;
     let health = listener.local_addr()?;
+    let mut metrics_address = options.metrics_bind_address;
+    if let Some(address) = metrics_address.0 {
+        let listener = listen(address, "--metrics-bind-address").await?;
+        metrics_address = BindAddress(Some(listener.local_addr()?));
+        // As long as the process.
+        tokio::spawn(metrics::serve(listener, metrics.clone()));
+    }
 
     let stop = CancellationToken::new();
     let listed = watch::Sender::new(false);
     tokio::spawn(stop_on_signal(stop.clone())?);
     let probes = tokio::spawn(probes::serve(listener, listed.subscribe()));
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), %health, "pilothouse runs");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), %health, metrics = %metrics_address, "pilothouse runs");
 
     let events = Events::new(client.clone());
     let supervisor = Supervisor {
@@ -78,6 +120,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         client,
         engine,
         events,
+        metrics,
         claims: Arc::default(),
         tenants: Arc::new(tenants),
         allow_plugin_paths: options.allow_plugin_paths,
@@ -106,6 +149,10 @@ fn read_policy(path: &Path) -> anyhow::Result<TenantPolicy> {
     TenantPolicy::read(&yaml).with_context(|| format!("{} is no tenant policy", path.display()))
 }
 
+async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address} ({option})"))
+}
+
 fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("failed to wait for SIGINT")?;
@@ -116,4 +163,19 @@ fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output 
         }
         stop.cancel();
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_served_somewhere_or_nowhere() {
+        assert_eq!("0".parse(), Ok(BindAddress(None)));
+        assert_eq!("[::1]:8080".parse(), Ok(BindAddress(Some(([0, 0, 0, 0, 0, 0, 0, 1], 8080).into()))));
+        assert!("8080".parse::<BindAddress>().is_err());
+        for text in ["0", "127.0.0.1:8080"] {
+            assert_eq!(text.parse::<BindAddress>().map(|address| address.to_string()).as_deref(), Ok(text));
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! it wrote, whether or not the watch has shown it yet (`C37`: a stale cache makes nothing twice).
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -22,9 +22,11 @@ pub struct Store {
 struct State {
     /// The kind of the objects, as `Kind.group`.
     kind: String,
-    objects: HashMap<ObjectKey, Arc<Object>>,
-    by_uid: HashMap<String, ObjectKey>,
-    by_owner: HashMap<String, BTreeSet<ObjectKey>>,
+    // A key is held once, whatever finds it.
+    objects: HashMap<Arc<ObjectKey>, Arc<Object>>,
+    by_uid: HashMap<String, Arc<ObjectKey>>,
+    /// Sorted. Most have a child or two of a kind, for which a tree would be large.
+    by_owner: HashMap<String, Vec<Arc<ObjectKey>>>,
     /// During a list: what it has brought so far.
     listed: Option<HashSet<ObjectKey>>,
     /// UIDs that the watch has shown to be gone, and the same in order, the latest last.
@@ -34,6 +36,17 @@ struct State {
 
 /// How many deletions are remembered: far more than there are answers under way at any time.
 const REMEMBERED_DELETIONS: usize = 1024;
+
+/// What a store holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// How many objects.
+    pub objects: usize,
+    /// Their JSON texts, in bytes.
+    pub json: usize,
+    /// All memory for them, in bytes: the texts, what is read from them, and the indices. Not what the allocator itself needs.
+    pub bytes: usize,
+}
 
 /// A change that a watch event made to the store: the states before and after.
 #[derive(Debug)]
@@ -58,7 +71,7 @@ impl Store {
 
     /// Where the object with this UID is.
     pub fn key_of(&self, uid: &str) -> Option<ObjectKey> {
-        self.read().by_uid.get(uid).cloned()
+        self.read().by_uid.get(uid).map(|key| ObjectKey::clone(key))
     }
 
     /// The children of the parent with this UID, sorted by namespace and name.
@@ -76,6 +89,11 @@ impl Store {
     /// How many objects there are.
     pub fn len(&self) -> usize {
         self.read().objects.len()
+    }
+
+    /// How much it holds. Reads all of it.
+    pub fn size(&self) -> Size {
+        self.read().size()
     }
 
     /// Whether there are none.
@@ -113,7 +131,7 @@ impl Store {
     pub fn end_list(&self) -> Vec<Change> {
         let mut state = self.write();
         let listed = state.listed.take().unwrap_or_default();
-        let gone: Vec<_> = state.objects.keys().filter(|key| !listed.contains(key)).cloned().collect();
+        let gone: Vec<_> = state.objects.keys().filter(|key| !listed.contains(key.as_ref())).cloned().collect();
         let changes: Vec<_> = gone.iter().filter_map(|key| state.remove(key)).collect();
         for gone in changes.iter().filter_map(|change| change.before.as_ref()) {
             state.bury(gone.uid());
@@ -159,9 +177,30 @@ impl Store {
     }
 }
 
+/// What a hash map keeps aside for so many entries.
+fn table<K, V>(map: &HashMap<K, V>) -> usize {
+    // Seven of eight places are used at most, and each has a byte of its own.
+    map.capacity() * 8 / 7 * (size_of::<(K, V)>() + 1)
+}
+
 impl State {
+    fn size(&self) -> Size {
+        /// The two counters of an `Arc`.
+        const COUNTERS: usize = 2 * size_of::<usize>();
+        let mut size = Size { objects: self.objects.len(), ..Size::default() };
+        for (key, object) in &self.objects {
+            size.json += object.json().len();
+            let key = size_of::<ObjectKey>() + key.name.len() + key.namespace.as_ref().map_or(0, String::len);
+            size.bytes += key + object.overhead() + object.json().len() + 3 * COUNTERS;
+        }
+        size.bytes += table(&self.objects) + table(&self.by_uid) + table(&self.by_owner);
+        size.bytes += self.by_uid.keys().chain(self.by_owner.keys()).map(String::capacity).sum::<usize>();
+        size.bytes += self.by_owner.values().map(Vec::capacity).sum::<usize>() * size_of::<Arc<ObjectKey>>();
+        size
+    }
+
     fn insert(&mut self, object: Object) -> Option<Change> {
-        let key = object.key();
+        let key = Arc::new(object.key());
         if self.objects.get(&key).is_some_and(|known| !object.is_newer_than(known)) {
             return None;
         }
@@ -169,7 +208,10 @@ impl State {
         let object = Arc::new(object);
         self.by_uid.insert(object.uid().to_owned(), key.clone());
         if let Some(owner) = object.parent_uid(&self.kind) {
-            self.by_owner.entry(owner.to_owned()).or_default().insert(key.clone());
+            let keys = self.by_owner.entry(owner.to_owned()).or_default();
+            if let Err(place) = keys.binary_search(&key) {
+                keys.insert(place, key.clone());
+            }
         }
         self.objects.insert(key, object.clone());
         Some(Change { before, after: Some(object) })
@@ -192,7 +234,9 @@ impl State {
         if let Some(owner) = object.parent_uid(&self.kind)
             && let Some(keys) = self.by_owner.get_mut(owner)
         {
-            keys.remove(key);
+            if let Ok(place) = keys.binary_search_by(|known| known.as_ref().cmp(key)) {
+                keys.remove(place);
+            }
             if keys.is_empty() {
                 self.by_owner.remove(owner);
             }
@@ -232,6 +276,41 @@ mod tests {
         assert_eq!(change.before.unwrap().controller_uid(), Some("p1"));
         assert_eq!(names(&store.owned_by("p1")), ["b"]);
         assert_eq!(names(&store.owned_by("p2")), ["a"]);
+    }
+
+    /// A ConfigMap as small ones are, with what the API server and the host put on it.
+    fn child(number: usize) -> String {
+        let uid = |of: usize| format!("{of:08}-5f0c-4e4c-9c39-0d6f3a6ad8a1");
+        let (uid, owner) = (uid(number), uid(100_000 + number));
+        let name = format!("application-{number}");
+        let owns = format!(
+            r#"{{"f:data":{{"f:config.yaml":{{}}}},"f:metadata":{{"f:annotations":{{"f:internal.pilothouse.dev/binding":{{}}}},"f:labels":{{"f:app.kubernetes.io/name":{{}},"f:internal.pilothouse.dev/applied":{{}},"f:internal.pilothouse.dev/reconciler":{{}}}},"f:ownerReferences":{{"k:{{\"uid\":\"{owner}\"}}":{{}}}}}}}}"#
+        );
+        format!(
+            r#"{{"apiVersion":"v1","data":{{"config.yaml":"listen: 0.0.0.0:8080\nlog: info\nworkers: 4\n"}},"kind":"ConfigMap",
+            "metadata":{{"creationTimestamp":"2026-01-01T00:00:00Z","labels":{{"app.kubernetes.io/name":"{name}","internal.pilothouse.dev/applied":"0123456789abcdef0123456789abcdef","internal.pilothouse.dev/reconciler":"c-myapp-0123456789"}},
+            "managedFields":[{{"apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{owns},"manager":"pilothouse/0123456789","operation":"Apply","time":"2026-01-01T00:00:00Z"}}],
+            "name":"{name}","namespace":"team-blue",
+            "ownerReferences":[{{"apiVersion":"mygroup.example.com/v1","blockOwnerDeletion":true,"controller":true,"kind":"MyApp","name":"{name}","uid":"{owner}"}}],
+            "resourceVersion":"{}","uid":"{uid}"}}}}"#,
+            1_000_000 + number
+        )
+    }
+
+    #[test]
+    fn an_object_takes_at_most_twice_its_json() {
+        let store = store();
+        let mut served = 0;
+        for number in 0..1000 {
+            let text = child(number);
+            served += text.len();
+            store.show(Object::from_json(&text).unwrap());
+        }
+        let Size { objects, json, bytes } = store.size();
+        assert_eq!(objects, 1000);
+        assert!(json < served, "managedFields are left out");
+        assert!(bytes > json, "{bytes} are more than the JSON");
+        assert!(bytes <= 2 * served, "{} bytes each, of {} as served", bytes / objects, served / objects);
     }
 
     #[test]

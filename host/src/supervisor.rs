@@ -22,6 +22,7 @@ use crate::{
     claims::Claims,
     crd::{self, ClusterReconciler},
     declaration::{self, Declaration},
+    metrics::Metrics,
     object::ObjectKey,
     plugin::Engine,
     policy::TenantPolicy,
@@ -41,6 +42,8 @@ pub struct Supervisor {
     pub engine: Arc<Engine>,
     /// Where Events go.
     pub events: Events,
+    /// What `/metrics` shows.
+    pub metrics: Arc<Metrics>,
     /// Which reconciler has which parents.
     pub claims: Arc<Claims>,
     /// What reconcilers in namespaces may ask for.

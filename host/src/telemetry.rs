@@ -2,7 +2,9 @@
 
 use std::{error::Error, fmt::Write as _, io::IsTerminal as _};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+
+use crate::traces::Traces;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -15,16 +17,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to standard error. `filter` as in `info,pilothouse=debug`.
-pub fn init(format: LogFormat, filter: &str) {
+/// Starts logging to standard error. `filter` as in `info,pilothouse=debug`; it is for the logs, not for the traces.
+pub fn init(format: LogFormat, filter: &str, traces: Option<&Traces>) {
     let terminal = std::io::stderr().is_terminal();
-    let filter = EnvFilter::builder().parse_lossy(filter);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(terminal);
-    match format {
-        LogFormat::Auto if terminal => builder.init(),
-        LogFormat::Text => builder.init(),
-        LogFormat::Auto | LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
+    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(terminal);
+    let lines = match format {
+        LogFormat::Auto if terminal => lines.boxed(),
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Auto | LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let mut layers = vec![lines.with_filter(EnvFilter::builder().parse_lossy(filter)).boxed()];
+    layers.extend(traces.map(Traces::layer));
+    tracing_subscriber::registry().with(layers).init();
 }
 
 /// An error with all its causes, in one line: `failed to x: because y: because z`.

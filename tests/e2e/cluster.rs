@@ -65,13 +65,17 @@ impl Cluster {
 
     /// The control plane and the host that most tests share.
     pub(crate) fn shared() -> &'static Self {
+        &Self::shared_with_host().0
+    }
+
+    /// Both of them.
+    pub(crate) fn shared_with_host() -> &'static (Self, Host) {
         static SHARED: OnceLock<(Cluster, Host)> = OnceLock::new();
-        let (cluster, _) = SHARED.get_or_init(|| {
+        SHARED.get_or_init(|| {
             let cluster = Self::start();
             let host = cluster.run_host();
             (cluster, host)
-        });
-        cluster
+        })
     }
 
     /// What a client says to be the host.
@@ -129,6 +133,7 @@ impl Cluster {
             .args([
                 "run",
                 "--health-probe-bind-address=127.0.0.1:0",
+                "--metrics-bind-address=127.0.0.1:0",
                 "--log-format=json",
                 "--log=info,pilothouse=debug",
             ])
@@ -186,6 +191,18 @@ impl Cluster {
 impl Host {
     pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What it serves as `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let log = self.log_text();
+        let starts = log.lines().find(|line| line.contains("\"message\":\"pilothouse runs\"")).expect("it says so");
+        let starts: Value = serde_json::from_str(starts).expect("lines are JSON");
+        let address = starts["metrics"].as_str().expect("it says where");
+        let config = Config::new(format!("http://{address}").parse().expect("it is an address"));
+        let client = Client::try_from(config).expect("a client can be made");
+        let request = http::Request::get("/metrics").body(Vec::new()).expect("it is a request");
+        client.request_text(request).await.expect("it is served")
     }
 
     fn signal(&self, signal: &str) {

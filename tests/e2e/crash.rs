@@ -186,7 +186,8 @@ async fn fifty_parents_created_changed_and_deleted_at_once_converge_over_a_resta
 
 /// Nobody does anything, and the host asks nothing: of the whole cluster, not only of one namespace.
 async fn quiet_minute(cluster: &Cluster) {
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    // The counts of the parents are told last, at most ten seconds after they were told before.
+    tokio::time::sleep(Duration::from_secs(12)).await;
     let asked = || {
         let mut requests = audit::requests(cluster.control_plane.audit_log());
         requests.retain(|request| request.verb != "watch");

@@ -10,6 +10,7 @@ mod cases;
 mod crash;
 mod kinds;
 mod noop;
+mod observability;
 mod remote;
 mod seed;
 mod swap;

@@ -9,6 +9,7 @@ use super::{CallError, CallLimits, Description, Engine, Plugin, Surface, call, d
 use crate::{
     bindings::exports::pilothouse::plugin::{finalizer, reconciler},
     capability, identity,
+    metrics::{Calls, Function},
 };
 
 /// The package whose exports are ours.
@@ -61,12 +62,17 @@ pub enum Error {
 }
 
 impl Plugin {
-    /// Loads a component that this host serves.
+    /// Loads a component that this host serves, whose calls are counted in `calls`.
     ///
     /// # Errors
     /// If it is none.
-    pub async fn load(engine: &Arc<Engine>, bytes: Vec<u8>, limits: CallLimits) -> Result<Self, Error> {
-        let plugin = Self::open(engine, bytes, limits).await?;
+    pub async fn load(
+        engine: &Arc<Engine>,
+        bytes: Vec<u8>,
+        limits: CallLimits,
+        calls: Arc<Calls>,
+    ) -> Result<Self, Error> {
+        let plugin = Self::open(engine, bytes, limits, calls).await?;
         plugin.check_served()?;
         Ok(plugin)
     }
@@ -75,7 +81,12 @@ impl Plugin {
     ///
     /// # Errors
     /// If it cannot be called.
-    pub async fn open(engine: &Arc<Engine>, bytes: Vec<u8>, limits: CallLimits) -> Result<Self, Error> {
+    pub async fn open(
+        engine: &Arc<Engine>,
+        bytes: Vec<u8>,
+        limits: CallLimits,
+        calls: Arc<Calls>,
+    ) -> Result<Self, Error> {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
         let compiler = engine.wasm().clone();
         // Compiling takes from milliseconds to seconds of CPU.
@@ -90,13 +101,13 @@ impl Plugin {
         };
         let relations = surface.exports.contains(&export(RELATIONS));
         let guest = reconciler.clone();
-        let description = call(engine, &component, limits, |store, instance| {
+        let (answer, usage) = call(engine, &component, limits, Function::Describe, |store, instance| {
             Box::pin(async move { guest.load(&mut *store, instance)?.call_describe(store).await })
         })
-        .await
-        .map_err(Error::Describe)?;
-        let description = Description::read(&description)?;
-        Ok(Self { engine: engine.clone(), component, reconciler, finalizer, relations, description, digest })
+        .await;
+        calls.note(Function::Describe, answer.as_ref().map(|_| None), usage);
+        let description = Description::read(&answer.map_err(Error::Describe)?)?;
+        Ok(Self { engine: engine.clone(), calls, component, reconciler, finalizer, relations, description, digest })
     }
 
     /// Whether this host has all that the plugin wants of it.

@@ -28,7 +28,8 @@ pub(crate) struct CallState {
 }
 
 struct Limiter {
-    left: usize,
+    limit: usize,
+    used: usize,
     refused: bool,
 }
 
@@ -37,11 +38,16 @@ impl CallState {
     pub(super) fn memory_refused(&self) -> bool {
         self.limiter.refused
     }
+
+    /// The most memory that the guest had: it can only grow.
+    pub(super) fn memory_used(&self) -> usize {
+        self.limiter.used
+    }
 }
 
 /// A store for one call; its clock starts now.
 pub(super) fn new_store(engine: &Engine, limits: CallLimits) -> Store<CallState> {
-    let limiter = Limiter { left: limits.memory, refused: false };
+    let limiter = Limiter { limit: limits.memory, used: 0, refused: false };
     let mut store = Store::new(engine.wasm(), CallState { log: LogContext::default(), limiter });
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(limits.output);
@@ -57,11 +63,11 @@ impl ResourceLimiter for Limiter {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> Result<bool, wasmtime::Error> {
         // All memories of a component together.
         let more = desired.saturating_sub(current);
-        if more > self.left {
+        if more > self.limit - self.used {
             self.refused = true;
             return Ok(false);
         }
-        self.left -= more;
+        self.used += more;
         Ok(true)
     }
 

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Context, coverage::differences, failures::message, heal::heal, managers, plan, projection::projection_of};
 use crate::{
-    identity,
+    identity, lookup,
     object::Object,
     state::{
         AdoptionPolicy, Applied, ChildApply, ChildDelete, ChildError, ChildKey, Held, LastApply, Plan, UpdateStrategy,
@@ -338,7 +338,7 @@ async fn delete(context: &Context, child: &ChildDelete) -> Result<(), ChildError
             Ok(())
         }
         Ok(_) => forget(context, child),
-        Err(error) if is_status(&error, 404) => forget(context, child),
+        Err(error) if lookup::is_absent(&error, &child.key.object.name) => forget(context, child),
         Err(error) => match ChildError::from(error) {
             // Another object has taken its name: ours is gone.
             ChildError::Conflict(_) => read_again(context, &child.key).await.map(drop),
@@ -350,7 +350,7 @@ async fn delete(context: &Context, child: &ChildDelete) -> Result<(), ChildError
 /// Deletes a child that has no owner reference, if it is still bound to the parent with this UID; whether it is gone.
 pub(super) async fn delete_remote(context: &Context, key: &ChildKey, parent_uid: &str) -> Result<bool, ChildError> {
     let kind = context.child_kinds[key.kind].group_kind();
-    let Some(live) = api(context, key).get_opt(&key.object.name).await? else { return Ok(true) };
+    let Some(live) = lookup::get(&api(context, key), &key.object.name).await? else { return Ok(true) };
     if live.parent_uid(&kind) != Some(parent_uid) {
         // Somebody has taken it, or made another one of that name.
         return Ok(true);
@@ -359,7 +359,7 @@ pub(super) async fn delete_remote(context: &Context, key: &ChildKey, parent_uid:
         return Ok(false);
     }
     delete(context, &ChildDelete { key: key.clone(), uid: live.uid().to_owned() }).await?;
-    Ok(api(context, key).get_opt(&key.object.name).await?.is_none_or(|left| left.uid() != live.uid()))
+    Ok(lookup::get(&api(context, key), &key.object.name).await?.is_none_or(|left| left.uid() != live.uid()))
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "reads as one of the arms above")]
@@ -374,7 +374,7 @@ fn forget(context: &Context, child: &ChildDelete) -> Result<(), ChildError> {
 /// The child as the API server has it now, laid over the store. An object without our label is shown to nobody else.
 async fn read_again(context: &Context, key: &ChildKey) -> Result<Option<Object>, ChildError> {
     let store = &context.children[key.kind];
-    let live = api(context, key).get_opt(&key.object.name).await?;
+    let live = lookup::get(&api(context, key), &key.object.name).await?;
     match &live {
         Some(live) if store.get(&key.object).is_some() => drop(store.apply(live.clone())),
         Some(_) => {}

@@ -13,7 +13,7 @@ use kube::{
 use serde_json::Value;
 
 use super::apply::is_status;
-use crate::object::Object;
+use crate::{lookup, object::Object};
 
 /// Where a parent is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +68,14 @@ pub(crate) async fn remove(api: &Api<Object>, parent: &Object, finalizer: &str) 
 
 async fn write(api: &Api<Object>, parent: &Object, finalizers: Vec<String>) -> Result<Object, Error> {
     let patch = Patch::<()>::Json(patch(parent, &finalizers));
-    api.patch(parent.name(), &PatchParams::default(), &patch).await.map_err(Error::of)
+    api.patch(parent.name(), &PatchParams::default(), &patch).await.map_err(|error| Error::of(error, parent))
 }
 
 impl Error {
     /// What it means that the API server refuses a guarded write on a parent.
-    pub(super) fn of(error: kube::Error) -> Self {
+    pub(super) fn of(error: kube::Error, parent: &Object) -> Self {
         match () {
-            () if is_status(&error, 404) => Self::Gone(error),
+            () if lookup::is_absent(&error, parent.name()) => Self::Gone(error),
             // 422 is its word for a test that does not hold.
             () if is_status(&error, 422) || is_status(&error, 409) => Self::Conflict(error),
             () => Self::Request(error),

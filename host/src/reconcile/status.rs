@@ -16,6 +16,7 @@ use super::{
     projection::{Digest, digest, digest_object},
 };
 use crate::{
+    lookup,
     object::Object,
     plugin::{Condition, ConditionStatus},
     state::{LastStatus, Report},
@@ -75,7 +76,7 @@ pub(super) async fn publish(
             Ok(Some(answer))
         }
         // Gone: there is nobody left to tell.
-        Err(error) if is_status(&error, 404) => Ok(None),
+        Err(error) if lookup::is_absent(&error, parent.name()) => Ok(None),
         Err(error) if is_status(&error, 409) => Err(Error::Conflict(error)),
         Err(error) => Err(Error::Request(error)),
     }
