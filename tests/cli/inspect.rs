@@ -43,7 +43,7 @@ fn a_plugin_is_shown_to_a_program() {
     assert!(has("exports", "reconciler") && has("exports", "finalizer") && has("imports", "log"), "{json}");
     assert_eq!(json["parent"], json!({"apiVersion": "t.example/v1", "kind": "Widget"}));
     assert!(json["children"].as_array().unwrap().contains(&json!({"apiVersion": "v1", "kind": "Pod"})));
-    assert_eq!(json["crds"], json!([{"name": "widgets.t.example", "versions": ["v1"]}]));
+    assert!(json["crds"].as_array().unwrap().contains(&json!({"name": "widgets.t.example", "versions": ["v1"]})));
     assert_eq!((&json["capabilities"], &json["configSchema"], &json["rights"]), (&json!([]), &Value::Null, &json!([])));
     assert_eq!(json.get("error"), None);
 }
@@ -79,7 +79,7 @@ fn a_part_of_another_version_is_refused() {
 fn relations_are_not_served_yet_and_the_plugin_is_shown_all_the_same() {
     let file = Files::of("relations").edited("mirror", "pilothouse:plugin/finalizer@", "pilothouse:plugin/relations@");
     let shown = pilothouse(&["inspect", &file]).with_code(1);
-    assert_eq!(row(&shown.stdout, "Exports"), "pilothouse:plugin/relations@0.1.0   not served by this host");
+    assert!(shown.stdout.contains("pilothouse:plugin/relations@0.1.0   not served by this host"), "{shown:?}");
     assert_eq!(row(&shown.stdout, "Related"), "Secret  v1");
     assert!(shown.stderr.contains("does not serve yet"), "{shown:?}");
 }

@@ -9,7 +9,7 @@ use wasmparser::{BinaryReaderError, Encoding, Parser, Payload};
 pub struct Surface {
     /// What kind of WebAssembly it is.
     pub format: Format,
-    /// What it imports, in the order of the file. Those of a core module as `module::name`.
+    /// What it imports, sorted: the order of the file means nothing. Those of a core module as `module::name`.
     pub imports: Vec<String>,
     /// What it exports, likewise.
     pub exports: Vec<String>,
@@ -33,6 +33,8 @@ impl Surface {
         let mut surface = Self { format: Format::Unknown, imports: Vec::new(), exports: Vec::new() };
         // What is broken is the compiler's to say, and precisely.
         let _ = surface.read(bytes);
+        surface.imports.sort_unstable();
+        surface.exports.sort_unstable();
         surface
     }
 
