@@ -22,6 +22,7 @@ pub mod desired;
 pub mod failures;
 pub mod fields;
 pub mod finalizer;
+pub mod handles;
 pub mod heal;
 pub mod plan;
 pub mod projection;
@@ -176,6 +177,7 @@ pub enum Error {
 }
 
 const PRUNE_HELD: &str = "PruneHeld";
+const PAUSED: &str = "ReconcilePaused";
 const SUCCESS: &str = "ReconcileSuccess";
 
 fn failure_message(failure: &Failure) -> &str {
@@ -248,6 +250,12 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
         return if memory.finalizer { leave(context, key).await } else { Next::Forget };
     }
     let turn = Turn { context, revision: context.revision(), attempt };
+    if handles::is_set(&parent, handles::PAUSED) && turn.phase(&parent) != Phase::Released {
+        memory.seen = Some(parent.resource_version().to_owned());
+        let next = pause(&turn, &parent, &mut memory).await;
+        context.remember(&key.uid, memory);
+        return next;
+    }
     if turn.phase(&parent) == Phase::New {
         // Before there is anything to clean up. What is true from here on is what the answer says: the parent may have been
         // deleted meanwhile (`C11`).
@@ -273,6 +281,20 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
     };
     context.remember(&key.uid, memory);
     next
+}
+
+/// A user wants the parent to be left alone, also while it is deleted.
+async fn pause(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Next {
+    let known = turn.context.synced(parent, memory).is_some_and(|(_, reason)| reason == PAUSED);
+    if known {
+        return Next::OnChange;
+    }
+    let api = turn.context.parent_api(&parent.key());
+    let who = handles::who_set(&api, &parent.key(), handles::PAUSED).await;
+    let message = format!("paused by {who} with annotation {}; nothing is reconciled or cleaned up", handles::PAUSED);
+    tracing::info!("{message}");
+    let published = publish(turn, parent, memory, &Err((PAUSED, message)), None).await;
+    next_unless_untold(Next::OnChange, published)
 }
 
 /// A parent that is not ours, or no longer: it is gone, it has left the selection, or an older reconciler has it. If our finalizer
@@ -431,6 +453,17 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
         return Next::Again;
     }
     let mut parent = Arc::new(fresh);
+    if handles::is_set(&parent, handles::ABANDON_CLEANUP) {
+        let who = handles::who_set(&api, &parent.key(), handles::ABANDON_CLEANUP).await;
+        let note =
+            format!("{who} abandoned cleanup with annotation {}; whatever is left stays", handles::ABANDON_CLEANUP);
+        tracing::warn!("{note}");
+        context.events.publish_handled(&parent, &context.parent_kind, "CleanupAbandoned", &note).await;
+        return match release(context, &parent).await {
+            Ok(()) => Next::Forget,
+            Err(error) => failed(turn, &parent, memory, error.into(), None).await,
+        };
+    }
     if context.propagation(&parent) == "Orphan"
         && let Some(record) = Record::of(&parent).filter(|record| !record.orphan)
     {
@@ -638,20 +671,26 @@ async fn publish(
 ) -> bool {
     let context = turn.context;
     context.note(parent, &turn.revision.id, outcome.is_ok(), told);
+    let handled = handles::handled(parent);
     let (status, reason, message) = match outcome {
-        Ok(()) => (ConditionStatus::True, SUCCESS, ""),
+        Ok(()) => (ConditionStatus::True, SUCCESS, handled.as_str()),
         Err((category, message)) => (ConditionStatus::False, *category, message.as_str()),
     };
-    let tells_status = context.parent_kind.tells_status();
-    let before = if tells_status { status::live_condition(parent, "Synced") } else { memory.synced.take() };
+    let before = context.synced(parent, memory);
     let now = Some((status.as_str().to_owned(), reason.to_owned()));
     if before != now {
-        context.events.publish_transition(parent, &context.parent_kind, reason, message).await;
+        context.events.publish_transition(parent, &context.parent_kind, reason, outcome.as_ref().err()).await;
+    }
+    if outcome.is_ok() && !handled.is_empty() && memory.handled.as_ref() != Some(&handled) {
+        if !status::tells(parent, &handled) {
+            context.events.publish_handled(parent, &context.parent_kind, "ReconcileRequestHandled", &handled).await;
+        }
+        memory.handled = Some(handled.clone());
     }
     if let Some(told) = told {
         context.events.publish_plugin(parent, &context.parent_kind, &told.report.events, &mut memory.events).await;
     }
-    if !tells_status {
+    if !context.parent_kind.tells_status() {
         memory.synced = now;
         return true;
     }
@@ -793,6 +832,11 @@ impl Context {
         if parent.is_deleting() && parent.finalizers().iter().any(|finalizer| finalizer == "orphan") {
             orphaned.insert(parent.uid().to_owned());
         }
+    }
+
+    /// Status and reason of `Synced`, as they were told last.
+    fn synced(&self, parent: &Object, memory: &Memory) -> Option<(String, String)> {
+        if self.parent_kind.tells_status() { status::live_condition(parent, "Synced") } else { memory.synced.clone() }
     }
 
     /// The reconciler that has this parent in our place.

@@ -266,6 +266,8 @@ pub struct Memory {
     pub status: Option<LastStatus>,
     /// Status and reason of `Synced` as they were last told of a parent whose status is not ours.
     pub synced: Option<(String, String)>,
+    /// The request of a user that was told to be handled.
+    pub handled: Option<String>,
     /// The Events of the plugin's last answer.
     pub events: Vec<Event>,
     /// The resource version of the parent that the latest reconcile has seen last, or made.

@@ -8,6 +8,7 @@ mod cluster;
 
 mod cases;
 mod crash;
+mod handles;
 mod kinds;
 mod noop;
 mod observability;

@@ -28,11 +28,17 @@ impl Events {
         Self { recorder: Recorder::new(client, reporter) }
     }
 
-    /// `Synced` has changed to this reason. An empty message means that all is well.
-    pub(super) async fn publish_transition(&self, parent: &Object, kind: &Kind, reason: &str, message: &str) {
-        let (type_, note) = match message {
-            "" => (EventType::Normal, "children are as the plugin wants them"),
-            message => (EventType::Warning, message),
+    /// `Synced` has changed to this reason, by this failure if it was one.
+    pub(super) async fn publish_transition(
+        &self,
+        parent: &Object,
+        kind: &Kind,
+        reason: &str,
+        failure: Option<&(&str, String)>,
+    ) {
+        let (type_, note) = match failure {
+            None => (EventType::Normal, "children are as the plugin wants them"),
+            Some((_, message)) => (EventType::Warning, message.as_str()),
         };
         self.publish(parent, kind, type_, reason, note).await;
     }
@@ -54,6 +60,11 @@ impl Events {
         }
         last.clear();
         last.extend_from_slice(events);
+    }
+
+    /// Something was done because a user asked for it.
+    pub(super) async fn publish_handled(&self, parent: &Object, kind: &Kind, reason: &str, note: &str) {
+        self.publish(parent, kind, EventType::Normal, reason, note).await;
     }
 
     /// Something about a child that is no error.

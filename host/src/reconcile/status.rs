@@ -222,6 +222,16 @@ pub(super) fn live_condition(parent: &Object, kind: &str) -> Option<(String, Str
     Some((text("status"), text("reason")))
 }
 
+/// Whether `Synced` has this message already.
+pub(super) fn tells(parent: &Object, message: &str) -> bool {
+    let Ok(status) = live_status(parent) else { return false };
+    let mut conditions = status.get("conditions").and_then(Value::as_array).into_iter().flatten();
+    conditions.any(|condition| {
+        condition.get("type").is_some_and(|kind| kind == "Synced")
+            && condition.get("message").is_some_and(|told| told == message)
+    })
+}
+
 /// `Ready`, from the children: `ready` of `wanted` are, and this is the first that is not.
 pub(super) fn ready(wanted: usize, ready: usize, waiting_for: Option<String>) -> Condition {
     let (status, reason, message) = match waiting_for {
