@@ -205,10 +205,6 @@ impl Object {
 
     /// The annotation of that name, read from the JSON: few ask for one.
     pub fn annotation(&self, name: &str) -> Option<String> {
-        // Most objects carry none that is asked for: then there is no need to parse them.
-        if !self.json.contains(name) {
-            return None;
-        }
         #[derive(Deserialize)]
         struct Annotated {
             metadata: Annotations,

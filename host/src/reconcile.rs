@@ -48,7 +48,7 @@ use crate::{
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
     queue::{BACKOFF_CAP, Next},
     revision::Revision,
-    state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Report},
+    state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Report, Tie},
     store::Store,
     tally::{Outcome, Tally},
     telemetry,
@@ -412,11 +412,12 @@ async fn record_remote(
     children: &[DesiredChild],
 ) -> Result<Option<Arc<Object>>, finalizer::Error> {
     let context = turn.context;
-    let wanted: Vec<_> = children.iter().filter(|child| child.remote).map(|child| &child.key).collect();
+    let tied = |tie| children.iter().filter(|child| child.tie == tie).map(|child| &child.key).collect::<Vec<_>>();
+    let (wanted, loose) = (tied(Tie::Record), tied(Tie::Loose));
     let live: Vec<_> = observed.children.iter().map(|(key, _)| key).collect();
     let cleans_up = turn.revision.plugin.has_finalizer();
     let mut parent = observed.parent.clone();
-    let Some(record) = Record::before(&parent, &wanted, &live, cleans_up, &context.child_kinds) else {
+    let Some(record) = Record::before(&parent, &wanted, &live, &loose, cleans_up, &context.child_kinds) else {
         return Ok(None);
     };
     let api = context.parent_api(&parent.key());

@@ -52,10 +52,21 @@ pub struct DesiredChild {
     pub object: Map<String, Value>,
     /// Digest of `object`, the same for every order of keys.
     pub digest: Digest,
-    /// Whether it cannot have an owner reference; see [`crate::reconcile::remote`].
-    pub remote: bool,
+    /// What ties it to its parent.
+    pub tie: Tie,
     /// How it is treated.
     pub options: ChildOptions,
+}
+
+/// What ties a child to its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tie {
+    /// An owner reference: the garbage collector deletes it with its parent.
+    Owner,
+    /// The record on the parent, since it cannot have an owner reference: we delete it. See [`crate::reconcile::remote`].
+    Record,
+    /// Nothing that would ever delete it: it stays, whatever becomes of its parent.
+    Loose,
 }
 
 /// How a child is treated, as the plugin chose. What the keys mean is said in the contract (`child.options` in types.wit).
@@ -65,6 +76,8 @@ pub struct ChildOptions {
     pub update: UpdateStrategy,
     /// `adoptionPolicy`.
     pub adoption: AdoptionPolicy,
+    /// `deletionPolicy`: whether it stays when it is no longer wanted, or its parent is gone.
+    pub orphan: bool,
     /// `adoptFieldManagers`.
     pub adopt_field_managers: Vec<String>,
 }

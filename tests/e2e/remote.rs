@@ -129,3 +129,48 @@ async fn c61_one_that_cleanup_asks_for_is_on_record_too() {
     gone(&ns.widgets(), "w").await;
     gone(&there.config_maps(), "late").await;
 }
+
+#[tokio::test]
+async fn a_child_that_is_to_outlive_its_parent_has_no_owner_and_is_never_deleted() {
+    let ns = Cluster::shared().namespace("outlives").await;
+    let far = Cluster::shared().namespace("outlives-far").await;
+    let child = |name: &str, options: Value| json!({"object": config_map(name, "1"), "options": options});
+    let mut elsewhere = child("far", json!({"deletionPolicy": "Orphan"}));
+    elsewhere["object"]["metadata"]["namespace"] = json!("outlives-far");
+    let stays = json!({"deletionPolicy": "Orphan"});
+    let spec = |children: Vec<Value>| json!({"spec": {"reply": {"children": children, "log": ["called"]}}});
+    let all = vec![
+        child("stays", stays.clone()),
+        child("dropped", stays.clone()),
+        child("goes", json!({})),
+        elsewhere.clone(),
+    ];
+    ns.widget("w", spec(all)["spec"].clone()).await;
+    let parent = synced(&ns.widgets(), "w").await;
+    for (api, name) in [(ns.config_maps(), "stays"), (ns.config_maps(), "dropped"), (far.config_maps(), "far")] {
+        has_no_owner(&api, name).await;
+    }
+    let record = parent.metadata.annotations.iter().flatten().find(|(name, _)| name.ends_with("remote-children"));
+    assert_eq!(record, None, "what is never deleted needs no proof");
+    // It is kept as any other child is.
+    edit(&ns.config_maps(), "stays", json!({"data": {"key": "drift"}})).await;
+    until(&ns.config_maps(), "stays", "healed", |child| child.data["data"]["key"] == "1").await;
+    // What is no longer wanted stays; and the policy can change both ways.
+    edit(&ns.widgets(), "w", spec(vec![child("stays", json!({})), child("goes", stays.clone()), elsewhere.clone()]))
+        .await;
+    synced(&ns.widgets(), "w").await;
+    until(&ns.config_maps(), "stays", "owned", |child| child.metadata.owner_references.iter().flatten().count() == 1)
+        .await;
+    has_no_owner(&ns.config_maps(), "goes").await;
+    edit(&ns.widgets(), "w", spec(vec![child("stays", stays), child("goes", json!({})), elsewhere])).await;
+    synced(&ns.widgets(), "w").await;
+    ns.assert_quiet(Duration::from_secs(2)).await;
+    delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
+    gone(&ns.widgets(), "w").await;
+    gone(&ns.config_maps(), "goes").await;
+    for (api, name) in [(ns.config_maps(), "stays"), (ns.config_maps(), "dropped"), (far.config_maps(), "far")] {
+        assert!(get(&api, name).await.is_some(), "{name}");
+    }
+    let deletes = ns.writes().into_iter().chain(far.writes()).filter(|write| write.verb == "delete").count();
+    assert_eq!(deletes, 0, "the garbage collector takes what is owned");
+}

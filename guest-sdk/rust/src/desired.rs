@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::failure::millis;
 use crate::raw::types;
-use crate::{Condition, Event, Failure};
+use crate::{ChildOptions, Condition, Event, Failure};
 
 /// The state of the world that the plugin wants for one parent; `S` is its [`Plugin::Status`](crate::Plugin::Status).
 ///
@@ -47,7 +47,7 @@ struct Answer<S> {
     of: PhantomData<S>,
 }
 
-/// What every document of options is while 0.1.0 knows none.
+/// What the documents of `extra` are while 0.1.0 knows no key for them.
 const NONE: &str = "{}";
 
 impl<S: Serialize> Answer<S> {
@@ -62,9 +62,9 @@ impl<S: Serialize> Answer<S> {
         }
     }
 
-    fn child(&mut self, object: &impl Serialize) {
+    fn child(&mut self, object: &impl Serialize, options: &ChildOptions) {
         if let Some(object) = self.json("a child", object) {
-            self.children.push(types::Child { object, options: NONE.to_owned() });
+            self.children.push(types::Child { object, options: options.json() });
         }
     }
 
@@ -92,13 +92,19 @@ impl<S: Serialize> Desired<S> {
     /// Name every field that you decide and leave out what you do not. A child that existed before and is not named here is
     /// deleted. Its kind has to be listed in [`Plugin::describe`](crate::Plugin::describe).
     pub fn child(mut self, object: impl Serialize) -> Self {
-        self.answer.child(&object);
+        self.answer.child(&object, &ChildOptions::new());
+        self
+    }
+
+    /// The same for a child that is to be treated otherwise than most.
+    pub fn child_with(mut self, object: impl Serialize, options: ChildOptions) -> Self {
+        self.answer.child(&object, &options);
         self
     }
 
     /// Some more children, such as an `Option` of one.
     pub fn children(mut self, objects: impl IntoIterator<Item = impl Serialize>) -> Self {
-        objects.into_iter().for_each(|object| self.answer.child(&object));
+        objects.into_iter().for_each(|object| self.answer.child(&object, &ChildOptions::new()));
         self
     }
 
@@ -169,7 +175,14 @@ impl<S: Serialize> Finalization<S> {
     /// are left alone.
     pub fn child(mut self, object: impl Serialize) -> Self {
         self.children = true;
-        self.answer.child(&object);
+        self.answer.child(&object, &ChildOptions::new());
+        self
+    }
+
+    /// The same for a child that is to be treated otherwise than most.
+    pub fn child_with(mut self, object: impl Serialize, options: ChildOptions) -> Self {
+        self.children = true;
+        self.answer.child(&object, &options);
         self
     }
 

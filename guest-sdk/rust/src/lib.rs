@@ -55,6 +55,7 @@ pub mod export;
 mod failure;
 pub mod log;
 mod object;
+mod options;
 pub mod raw;
 mod report;
 mod request;
@@ -69,6 +70,7 @@ pub use describe::Describe;
 pub use desired::{Desired, Finalization};
 pub use failure::Failure;
 pub use object::{Metadata, Object};
+pub use options::ChildOptions;
 pub use report::{Condition, Event, Holds};
 pub use request::{Context, Parent, Propagation, Request};
 pub use selector::Selector;
@@ -77,8 +79,8 @@ pub use serde_json::{Value, json};
 /// All that a plugin usually names.
 pub mod prelude {
     pub use crate::{
-        Condition, Describe, Desired, Event, Failure, Finalization, Finalize, Parent, Plugin, Relate, Request,
-        Selector, export_plugin, json, log,
+        ChildOptions, Condition, Describe, Desired, Event, Failure, Finalization, Finalize, Parent, Plugin, Relate,
+        Request, Selector, export_plugin, json, log,
     };
 }
 

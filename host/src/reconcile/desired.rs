@@ -6,14 +6,14 @@
 use std::{collections::HashSet, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::projection::digest_object;
+use super::projection::{digest, digest_object};
 use crate::{
     identity::DOMAIN,
     object::{FIELD_MANAGER_PREFIX, Kind, Object, ObjectKey},
     plugin::{Answer, Child, Cleanup, Condition, Event, FinalizeAnswer, Next, describe::KindName},
-    state::{AdoptionPolicy, ChildKey, ChildOptions, Desired, DesiredChild, Finalization, Report, UpdateStrategy},
+    state::{AdoptionPolicy, ChildKey, ChildOptions, Desired, DesiredChild, Finalization, Report, Tie, UpdateStrategy},
 };
 
 /// Parts of a child's metadata that the host or the API server decides.
@@ -146,12 +146,22 @@ impl Rules<'_> {
             object.values_mut().for_each(strip_nulls);
             object.retain(|_, value| !value.is_null());
         }
-        let digest = digest_object(&object);
         // By the rules of owner references: an owner of cluster scope, or in the same namespace.
         let of_parent = self.parent.key().namespace;
-        let remote = of_parent.is_some() && of_parent != namespace;
+        let can_be_owned = of_parent.is_none() || of_parent == namespace;
+        let tie = match (options.orphan, can_be_owned) {
+            (true, _) => Tie::Loose,
+            (false, true) => Tie::Owner,
+            (false, false) => Tie::Record,
+        };
+        let of_object = digest_object(&object);
+        let digest = match tie {
+            // For the same object another tie is another apply. Which of these two it is, its name decides.
+            Tie::Owner | Tie::Record => of_object,
+            Tie::Loose => digest(&json!(["loose", of_object])),
+        };
         let key = ChildKey { kind: place, object: ObjectKey { namespace, name } };
-        Ok(DesiredChild { key, object, digest, remote, options })
+        Ok(DesiredChild { key, object, digest, tie, options })
     }
 
     fn kind(&self, path: &str, object: &Map<String, Value>) -> Result<usize, Error> {
@@ -329,6 +339,9 @@ fn options(path: &str, text: &str) -> Result<ChildOptions, Error> {
                 let known = [("Never", AdoptionPolicy::Never), ("IfUnowned", AdoptionPolicy::IfUnowned)];
                 options.adoption = one_of(&path_of_key, &value, &known)?;
             }
+            "deletionPolicy" => {
+                options.orphan = one_of(&path_of_key, &value, &[("Delete", false), ("Orphan", true)])?;
+            }
             "adoptFieldManagers" => options.adopt_field_managers = field_managers(&path_of_key, value)?,
             _ => return unknown(path, &key),
         }
@@ -412,7 +425,7 @@ mod tests {
     fn a_child_gets_the_namespace_of_its_parent() {
         let children = check(&[config_map("a")]).unwrap();
         assert_eq!(children[0].object["metadata"]["namespace"], "n");
-        assert_eq!((children[0].key.object.to_string().as_str(), children[0].remote), ("n/a", false));
+        assert_eq!((children[0].key.object.to_string().as_str(), children[0].tie), ("n/a", Tie::Owner));
     }
 
     #[test]
@@ -420,7 +433,7 @@ mod tests {
         let mut object = config_map("a");
         object["metadata"]["namespace"] = json!("other");
         let children = check(&[object]).unwrap();
-        assert_eq!((children[0].key.object.to_string().as_str(), children[0].remote), ("other/a", true));
+        assert_eq!((children[0].key.object.to_string().as_str(), children[0].tie), ("other/a", Tie::Record));
     }
 
     #[test]
@@ -437,6 +450,18 @@ mod tests {
             error.starts_with("children[0].object.metadata.namespace: is \"other\"; a Reconciler makes"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_child_that_outlives_its_parent_has_no_tie_and_another_digest() {
+        let answer = |options: &str| {
+            let child = Child { object: config_map("a").to_string(), options: options.to_owned() };
+            let answer = Answer { children: vec![child], extra: "{}".to_owned(), ..Answer::default() };
+            check_answer(answer).unwrap().children.remove(0)
+        };
+        let (owned, loose) = (answer("{}"), answer(r#"{"deletionPolicy": "Orphan"}"#));
+        assert_eq!((owned.tie, loose.tie), (Tie::Owner, Tie::Loose));
+        assert_ne!(owned.digest, loose.digest, "a change of the policy is a change of the child");
     }
 
     #[test]
@@ -495,9 +520,9 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_refuses_the_answer() {
-        let child = Child { object: config_map("a").to_string(), options: r#"{"deletionPolicy":"Orphan"}"#.to_owned() };
+        let child = Child { object: config_map("a").to_string(), options: r#"{"wave":1}"#.to_owned() };
         let answer = Answer { children: vec![child], extra: "{}".to_owned(), ..Answer::default() };
-        assert!(check_answer(answer).unwrap_err().starts_with("children[0].options.deletionPolicy"));
+        assert!(check_answer(answer).unwrap_err().starts_with("children[0].options.wave"));
         let answer = Answer { extra: r#"{"x":1}"#.to_owned(), ..Answer::default() };
         assert!(check_answer(answer).unwrap_err().starts_with("extra.x"));
         let child = Child { object: "{\"a\":".to_owned(), options: "{}".to_owned() };
@@ -515,10 +540,10 @@ mod tests {
         let expected = ChildOptions {
             update: UpdateStrategy::Recreate,
             adoption: AdoptionPolicy::IfUnowned,
+            orphan: true,
             adopt_field_managers: vec!["old".to_owned()],
         };
-        let options =
-            json!({"updateStrategy": "Recreate", "adoptionPolicy": "IfUnowned", "adoptFieldManagers": ["old"]});
+        let options = json!({"updateStrategy": "Recreate", "adoptionPolicy": "IfUnowned", "deletionPolicy": "Orphan", "adoptFieldManagers": ["old"]});
         assert_eq!(with(options), Ok(expected));
         assert_eq!(with(json!({"updateStrategy": "Apply", "adoptFieldManagers": []})), Ok(ChildOptions::default()));
         for (options, error) in [
@@ -530,7 +555,11 @@ mod tests {
             (json!({"adoptFieldManagers": "old"}), "children[0].options.adoptFieldManagers: is not a list"),
             (json!({"adoptFieldManagers": ["a", ""]}), "children[0].options.adoptFieldManagers[1]"),
             (json!({"adoptFieldManagers": ["pilothouse/1"]}), "children[0].options.adoptFieldManagers[0]"),
-            (json!({"deletionPolicy": "Orphan"}), "children[0].options.deletionPolicy"),
+            (
+                json!({"deletionPolicy": "orphan"}),
+                "children[0].options.deletionPolicy: is \"orphan\"; it must be one of Delete, Orphan",
+            ),
+            (json!({"wave": 1}), "children[0].options.wave"),
             (json!([]), "children[0].options: is not a JSON object"),
         ] {
             let refused = with(options).unwrap_err();

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     identity::{APPLIED_LABEL, BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, applied, binding},
     object::{Kind, Object},
-    state::{ChildApply, ChildDelete, DesiredChild, Held, LastApply, Memory, Observed, Plan},
+    state::{ChildApply, ChildDelete, DesiredChild, Held, LastApply, Memory, Observed, Plan, Tie},
 };
 
 /// Whose children they are to be.
@@ -138,12 +138,12 @@ fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<
     if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
         mark(metadata, "labels", RECONCILER_LABEL, owner.label);
         mark(metadata, "labels", APPLIED_LABEL, &applied(&child.digest));
-        if child.remote {
+        if child.tie == Tie::Owner {
+            metadata.insert("ownerReferences".to_owned(), owner_reference(parent, owner.kind));
+        } else {
             let kind = owner.child_kinds[child.key.kind].group_kind();
             mark(metadata, "labels", PARENT_LABEL, parent.uid());
             mark(metadata, "annotations", BINDING_ANNOTATION, &binding(parent.uid(), &kind, &child.key.object));
-        } else {
-            metadata.insert("ownerReferences".to_owned(), owner_reference(parent, owner.kind));
         }
         match uid {
             // This very object: gone or replaced is a conflict.
@@ -215,7 +215,7 @@ mod tests {
             key: key(name),
             digest: digest_object(&object),
             object,
-            remote: false,
+            tie: Tie::Owner,
             options: ChildOptions::default(),
         }
     }
@@ -390,7 +390,7 @@ mod tests {
     fn c61_a_remote_child_is_bound_not_owned_and_deleted_only_if_it_is_on_record() {
         let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"elsewhere","uid":"u-p"}}"#).unwrap();
         let owner = Owner { kind: &parent_kind(), child_kinds: &child_kinds(), label: "c-x-1", manager: MANAGER };
-        let child = DesiredChild { remote: true, ..wanted("a", "1") };
+        let child = DesiredChild { tie: Tie::Record, ..wanted("a", "1") };
         let mut observed = Observed { parent: Arc::new(parent), children: Vec::new(), record: None };
         let made = plan(&observed, std::slice::from_ref(&child), &Memory::default(), &owner);
         let metadata = &made.applies[0].body["metadata"];
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(live.parent_uid("Secret"), None, "a copy of it as something else is not bound");
         observed.children = vec![(key("a"), Arc::new(live))];
         assert_eq!(plan(&observed, &[], &Memory::default(), &owner).deletes, [], "a label proves nothing");
-        observed.record = Record::before(&observed.parent, &[&key("a")], &[], false, &child_kinds());
+        observed.record = Record::before(&observed.parent, &[&key("a")], &[], &[], false, &child_kinds());
         assert_eq!(plan(&observed, &[], &Memory::default(), &owner).deletes.len(), 1);
     }
 

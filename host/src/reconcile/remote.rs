@@ -77,11 +77,13 @@ impl Record {
 
     /// The record that has to be on the parent before `wanted` are made. None: the one that is there will do.
     ///
-    /// What is no longer wanted stays in it until nothing is left of it, as `live` tells.
+    /// What is no longer wanted stays in it until nothing is left of it, as `live` tells; but not what is wanted and is to outlive its
+    /// parent, those in `loose`.
     pub fn before(
         parent: &Object,
         wanted: &[&ChildKey],
         live: &[&ChildKey],
+        loose: &[&ChildKey],
         cleans_up: bool,
         kinds: &[Kind],
     ) -> Option<Self> {
@@ -91,12 +93,14 @@ impl Record {
         }
         let before = before.unwrap_or_default();
         let needed: BTreeSet<_> = wanted.iter().map(|key| Entry::of(key, kinds)).collect();
+        let loose: BTreeSet<_> = loose.iter().map(|key| Entry::of(key, kinds)).collect();
         let cleanup = before.cleanup || cleans_up;
-        if needed.is_subset(&before.children) && cleanup == before.cleanup {
+        if needed.is_subset(&before.children) && loose.is_disjoint(&before.children) && cleanup == before.cleanup {
             return None;
         }
         let live: BTreeSet<_> = live.iter().map(|key| Entry::of(key, kinds)).collect();
-        let children: BTreeSet<_> = before.children.intersection(&live).chain(&needed).cloned().collect();
+        let mut children: BTreeSet<_> = before.children.intersection(&live).chain(&needed).cloned().collect();
+        children.retain(|child| !loose.contains(child));
         Some(Self { cleanup, children, ..before })
     }
 
@@ -150,36 +154,38 @@ mod tests {
     #[test]
     fn a_parent_without_such_children_has_no_record() {
         assert_eq!(Record::of(&parent(None)), None);
-        assert_eq!(Record::before(&parent(None), &[], &[], true, &kinds()), None);
+        assert_eq!(Record::before(&parent(None), &[], &[], &[], true, &kinds()), None);
     }
 
     #[test]
     fn it_is_written_before_a_child_is_made_and_only_then() {
         let (a, b) = (key("a"), key("b"));
-        let record = Record::before(&parent(None), &[&a], &[], false, &kinds()).unwrap();
+        let record = Record::before(&parent(None), &[&a], &[], &[], false, &kinds()).unwrap();
         assert!(record.has(&a, &kinds()) && !record.has(&b, &kinds()));
         assert_eq!(record.keys(&kinds()), [key("a")]);
         let known = parent(Some(&record));
         assert_eq!(Record::of(&known), Some(record));
-        assert_eq!(Record::before(&known, &[&a], &[&a], false, &kinds()), None);
+        assert_eq!(Record::before(&known, &[&a], &[&a], &[], false, &kinds()), None);
         assert_eq!(
-            Record::before(&known, &[], &[&a], false, &kinds()),
+            Record::before(&known, &[], &[&a], &[], false, &kinds()),
             None,
             "it is to be pruned, which takes the proof"
         );
-        let more = Record::before(&known, &[&b], &[&a], false, &kinds()).unwrap();
+        let more = Record::before(&known, &[&b], &[&a], &[], false, &kinds()).unwrap();
         assert_eq!(more.keys(&kinds()), [key("a"), key("b")]);
-        let less = Record::before(&known, &[&b], &[], false, &kinds()).unwrap();
+        let less = Record::before(&known, &[&b], &[], &[], false, &kinds()).unwrap();
         assert_eq!(less.keys(&kinds()), [key("b")], "nothing is left of the other one");
+        let stays = Record::before(&known, &[], &[&a], &[&a], false, &kinds()).unwrap();
+        assert!(stays.keys(&kinds()).is_empty(), "it is to outlive its parent");
     }
 
     #[test]
     fn that_a_plugin_cleans_up_is_never_forgotten() {
         let a = key("a");
-        let record = Record::before(&parent(None), &[&a], &[], true, &kinds()).unwrap();
+        let record = Record::before(&parent(None), &[&a], &[], &[], true, &kinds()).unwrap();
         let known = parent(Some(&record));
-        assert_eq!(Record::before(&known, &[&a], &[&a], false, &kinds()), None);
+        assert_eq!(Record::before(&known, &[&a], &[&a], &[], false, &kinds()), None);
         let without = parent(Some(&Record { cleanup: false, ..record }));
-        assert!(Record::before(&without, &[&a], &[&a], true, &kinds()).unwrap().cleanup);
+        assert!(Record::before(&without, &[&a], &[&a], &[], true, &kinds()).unwrap().cleanup);
     }
 }

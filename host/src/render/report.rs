@@ -273,7 +273,7 @@ impl Child {
 }
 
 /// Those that are not the default, as the contract writes them.
-fn options(ChildOptions { update, adoption, adopt_field_managers }: &ChildOptions) -> Map<String, Value> {
+fn options(ChildOptions { update, adoption, orphan, adopt_field_managers }: &ChildOptions) -> Map<String, Value> {
     let update = match update {
         UpdateStrategy::Apply => None,
         UpdateStrategy::Recreate => Some(json!("Recreate")),
@@ -283,8 +283,14 @@ fn options(ChildOptions { update, adoption, adopt_field_managers }: &ChildOption
         AdoptionPolicy::Never => None,
         AdoptionPolicy::IfUnowned => Some(json!("IfUnowned")),
     };
+    let deletion = orphan.then(|| json!("Orphan"));
     let managers = (!adopt_field_managers.is_empty()).then(|| json!(adopt_field_managers));
-    let all = [("updateStrategy", update), ("adoptionPolicy", adoption), ("adoptFieldManagers", managers)];
+    let all = [
+        ("updateStrategy", update),
+        ("adoptionPolicy", adoption),
+        ("deletionPolicy", deletion),
+        ("adoptFieldManagers", managers),
+    ];
     all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
@@ -299,14 +305,18 @@ fn after(after_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{kinds, plugin::describe::KindName, state::ChildKey};
+    use crate::{
+        kinds,
+        plugin::describe::KindName,
+        state::{ChildKey, Tie},
+    };
 
     fn child(comparison: Option<Comparison>, options: ChildOptions) -> Child {
         let kind = kinds::assumed(&KindName { api_version: "v1".to_owned(), kind: "Secret".to_owned() });
         let object = json!({"kind": "Secret", "metadata": {"name": "a"}});
         let key = ChildKey { kind: 0, object: ObjectKey { namespace: Some("n".to_owned()), name: "a".to_owned() } };
         let object = object.as_object().unwrap().clone();
-        let desired = DesiredChild { key, object, digest: [0; 32], remote: false, options };
+        let desired = DesiredChild { key, object, digest: [0; 32], tie: Tie::Owner, options };
         Child::wanted(&desired, &kind, comparison)
     }
 
@@ -369,13 +379,13 @@ mod tests {
         let options = ChildOptions {
             update: UpdateStrategy::OnDelete,
             adoption: AdoptionPolicy::IfUnowned,
+            orphan: true,
             adopt_field_managers: vec!["old".to_owned()],
         };
         let children = vec![child(None, ChildOptions::default()), child(None, options)];
         let text = Rendered::of_desired(desired(None), children).children_text().unwrap();
         let document = "kind: Secret\nmetadata:\n  name: a\n";
-        let comment =
-            r#"# options: {"updateStrategy":"OnDelete","adoptionPolicy":"IfUnowned","adoptFieldManagers":["old"]}"#;
+        let comment = r#"# options: {"updateStrategy":"OnDelete","adoptionPolicy":"IfUnowned","deletionPolicy":"Orphan","adoptFieldManagers":["old"]}"#;
         assert_eq!(text, format!("---\n{document}---\n{comment}\n{document}"));
     }
 
