@@ -98,7 +98,8 @@ pub struct Terms {
     /// Reconcile nothing, and clean up nothing, until this is false again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// What happens to the parents that wait for this reconciler's cleanup when it is deleted itself.
+    /// What happens to the finalizers on its parents when this reconciler is deleted itself. `Release`: they are taken off, without
+    /// cleanup, and children stay. `Block`: it stays, and works, until the last parent that carries its finalizer is gone.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
     /// How many revisions are kept besides the active one, to fall back to.
@@ -354,7 +355,7 @@ pub struct ReconcilerStatus {
     pub observed_generation: Option<i64>,
     /// `Loaded`: the plugin was found, compiled and asked what it is. `Permitted`: the service account may watch its kinds.
     /// `Watching`: they are being watched. `Ready`: all of these. `Degraded`: the latest revision does not work, and the last good
-    /// one serves.
+    /// one serves. `Conflict`: an older reconciler has some of its parents.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
