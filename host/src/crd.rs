@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, path::PathBuf, str::FromStr, time::Duration};
 
 use k8s_openapi::{
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceColumnDefinition, CustomResourceDefinition},
     apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector},
 };
 use kube::{CustomResource, CustomResourceExt};
@@ -25,14 +25,7 @@ use crate::plugin::{CallLimits, describe::KindName};
     kind = "ClusterReconciler",
     shortname = "crec",
     category = "pilothouse",
-    status = "ReconcilerStatus",
-    printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
-    printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
-    printcolumn = r#"{"name":"Current","type":"integer","jsonPath":".status.parents.current"}"#,
-    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.parents.total"}"#,
-    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
-    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+    status = "ReconcilerStatus"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterReconcilerSpec {
@@ -55,14 +48,7 @@ pub struct ClusterReconcilerSpec {
     namespaced,
     shortname = "rec",
     category = "pilothouse",
-    status = "ReconcilerStatus",
-    printcolumn = r#"{"name":"Parent","type":"string","jsonPath":".status.parentKind"}"#,
-    printcolumn = r#"{"name":"Revision","type":"string","jsonPath":".status.activeRevision"}"#,
-    printcolumn = r#"{"name":"Current","type":"integer","jsonPath":".status.parents.current"}"#,
-    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.parents.total"}"#,
-    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
-    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+    status = "ReconcilerStatus"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReconcilerSpec {
@@ -400,9 +386,34 @@ pub struct ParentCounts {
     pub failing: u32,
 }
 
+/// What `kubectl get` shows of either kind: name, type, path, and whether only with `-o wide`.
+const COLUMNS: [(&str, &str, &str, bool); 7] = [
+    ("Parent", "string", ".status.parentKind", false),
+    ("Revision", "string", ".status.activeRevision", false),
+    ("Current", "integer", ".status.parents.current", false),
+    ("Total", "integer", ".status.parents.total", false),
+    ("Ready", "string", r#".status.conditions[?(@.type=="Ready")].status"#, false),
+    ("Reason", "string", r#".status.conditions[?(@.type=="Ready")].reason"#, true),
+    ("Age", "date", ".metadata.creationTimestamp", false),
+];
+
 /// The definitions of the host's own kinds.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    vec![ClusterReconciler::crd(), Reconciler::crd()]
+    [ClusterReconciler::crd(), Reconciler::crd()].map(with_columns).into()
+}
+
+fn with_columns(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {
+    let column = |(name, type_, path, wide): (&str, &str, &str, bool)| CustomResourceColumnDefinition {
+        name: name.to_owned(),
+        type_: type_.to_owned(),
+        json_path: path.to_owned(),
+        priority: wide.then_some(1),
+        ..CustomResourceColumnDefinition::default()
+    };
+    for version in &mut definition.spec.versions {
+        version.additional_printer_columns = Some(COLUMNS.map(column).into());
+    }
+    definition
 }
 
 #[cfg(test)]

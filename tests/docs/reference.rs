@@ -65,7 +65,9 @@ fn kind(schema: &Value) -> String {
         }
         "object" if schema["x-kubernetes-preserve-unknown-fields"] == true => "any object".to_owned(),
         "string" if schema["format"] == "date-time" => "time".to_owned(),
-        "integer" if schema["minimum"].is_number() => format!("integer, at least {}", schema["minimum"]),
+        "integer" if schema["minimum"].is_number() => {
+            format!("integer, at least {}", schema["minimum"].as_f64().unwrap_or_default())
+        }
         other => other.to_owned(),
     }
 }
