@@ -94,11 +94,10 @@ fn folder(page: &Page) -> PathBuf {
     symlink(root(), folder.join("pilothouse")).expect("a link can be made");
     symlink(host.parent().expect("it is in a folder"), cache.join("debug")).expect("a link can be made");
     symlink(target().join("plugins"), cache.join("plugins")).expect("a link can be made");
-    // The versions that the workspace was built with are on this machine.
-    for plugin in ["greeting"] {
-        fs::create_dir(folder.join(plugin)).expect("the folder can be made");
-        fs::copy(root().join("Cargo.lock"), folder.join(plugin).join("Cargo.lock")).expect("the lock can be copied");
-    }
+    // The first plugin gets the versions that the workspace was built with: those are on this machine.
+    let plugin = folder.join("greeting");
+    fs::create_dir(&plugin).expect("the folder can be made");
+    fs::copy(root().join("Cargo.lock"), plugin.join("Cargo.lock")).expect("the lock can be copied");
     folder
 }
 
