@@ -12,7 +12,7 @@ PLUGINS := $(CARGO_TARGET_DIR)/plugins
 STEP := tests/step.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint build plugins control-plane control-plane-up control-plane-down install clean toolchain
+.PHONY: help demo test lint measure build plugins control-plane control-plane-up control-plane-down install clean toolchain
 
 help: ## List the targets
 	@if [ -t 1 ]; then bold=$$(printf '\033[1m') plain=$$(printf '\033[0m'); fi; \
@@ -28,6 +28,10 @@ test: build plugins control-plane ## Format, lint, and run all tests; what CI ru
 lint: ## Check dependencies: licences, advisories, duplicates (needs cargo-deny)
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny check
+
+measure: build plugins control-plane ## Measure memory and plugin calls of the optimised host
+	@$(STEP) "host, optimised" cargo build --locked --release -p pilothouse
+	@tests/measure.sh $(BIN)/control-plane $(CARGO_TARGET_DIR)/release/pilothouse $(PLUGINS)/myapp.wasm
 
 # Cargo tells one checkout from another by the time of its files alone, so the sources of one that did not build last are made new.
 build: ## Build the host
