@@ -72,7 +72,7 @@ enum Error {
     #[error(
         "{0} is of cluster scope, and a Reconciler sees only its own namespace; make a ClusterReconciler for this plugin"
     )]
-    ClusterScoped(Kind),
+    ClusterScoped(Box<Kind>),
     #[error("spec.selector is no label selector")]
     Selector(#[source] kube::core::ParseExpressionError),
     #[error("failed to make a client that acts as the service account")]
@@ -531,7 +531,7 @@ impl Reconciler {
         if self.declared.scope().is_some()
             && let Some(kind) = std::iter::once(&parent_kind).chain(&child_kinds).find(|kind| !kind.namespaced)
         {
-            return Err(Error::ClusterScoped(kind.clone()));
+            return Err(Error::ClusterScoped(Box::new(kind.clone())));
         }
         Ok((parent_kind, child_kinds))
     }
