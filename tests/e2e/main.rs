@@ -9,6 +9,7 @@ mod cluster;
 mod cases;
 mod crash;
 mod kinds;
+mod lease;
 mod noop;
 mod observability;
 mod remote;
