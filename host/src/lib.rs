@@ -10,7 +10,7 @@
 //!    hand on to one another is in [`state`].
 //! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
 //!
-//! [`run`] puts the parts together. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
+//! [`run`] puts the parts together; of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
 //! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs.
 //!
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
@@ -23,6 +23,7 @@ pub mod declaration;
 pub mod identity;
 pub mod inspect;
 pub mod kinds;
+pub mod lease;
 pub mod lookup;
 pub mod manifests;
 pub mod metrics;

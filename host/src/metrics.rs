@@ -33,19 +33,25 @@ pub use self::handles::{Calls, Function, Handles, Usage};
 use self::requests::{CountRequests, Requests};
 use crate::{
     controller::Controller,
+    lease::{self, Term},
     object::Kind,
     queue::Figures,
     store::{Size, Store},
 };
 
 /// The metrics of a host.
-#[derive(Default)]
 pub struct Metrics {
     reconcilers: Mutex<BTreeMap<String, Weak<Handles>>>,
     requests: Arc<Requests>,
+    term: Term,
 }
 
 impl Metrics {
+    /// The metrics of a host that leads in that term.
+    pub fn new(term: Term) -> Self {
+        Self { reconcilers: Mutex::default(), requests: Arc::default(), term }
+    }
+
     /// The handles of a reconciler. Its series are there as long as these are.
     pub fn of(&self, reconciler: &str) -> Arc<Handles> {
         let handles = Arc::new(Handles::of(reconciler));
@@ -55,14 +61,26 @@ impl Metrics {
         handles
     }
 
-    /// A client whose requests are counted: those of a reconciler, or those of the host itself.
+    /// A client whose requests are counted, and sent only while the host leads: those of a reconciler, or those of the host itself.
     ///
     /// # Errors
     /// If the configuration is not good.
     pub fn client(&self, config: Config, of: Option<Arc<Handles>>) -> Result<Client, kube::Error> {
+        self.client_within(&self.term, config, of)
+    }
+
+    /// A client for the election, which has to send before the host leads, too.
+    ///
+    /// # Errors
+    /// If the configuration is not good.
+    pub fn election_client(&self, config: Config) -> Result<Client, kube::Error> {
+        self.client_within(&Term::endless(), config, None)
+    }
+
+    fn client_within(&self, term: &Term, config: Config, of: Option<Arc<Handles>>) -> Result<Client, kube::Error> {
         let host = config.cluster_url.authority().map(|authority| authority.as_str().into()).unwrap_or_default();
         let count = CountRequests { requests: self.requests.clone(), host, of };
-        Ok(ClientBuilder::try_from(config)?.with_layer(&count).build())
+        Ok(ClientBuilder::try_from(config)?.with_layer(&count).with_layer(term).build())
     }
 
     fn living(&self) -> Vec<Arc<Handles>> {
@@ -125,6 +143,7 @@ impl Collector for Metrics {
         page.parents_and_stores(&serving)?;
         page.writes(&living)?;
         page.requests(&self.requests)?;
+        page.election(&self.term)?;
         page.process()
     }
 }
@@ -321,6 +340,12 @@ impl Page<'_> {
                 samples.counter([("code", code.as_str()), ("method", method.as_str()), ("host", &host)], count)?;
             }
             Ok(())
+        })
+    }
+
+    fn election(&mut self, term: &Term) -> fmt::Result {
+        self.gauge("leader_election_master_status", "Whether this host leads", |samples| {
+            samples.gauge([("name", lease::NAME)], u64::from(term.is_on()))
         })
     }
 

@@ -3,13 +3,14 @@
 use axum::{Router, http::StatusCode, routing::get};
 use tokio::{net::TcpListener, sync::watch};
 
-/// Serves the probes until the listener fails. Ready once `listed` is true: the host then knows what it is to do.
+/// Serves the probes until the listener fails. Ready once `ready` is true: the host knows what it is to do, or stands by while another
+/// one leads. If it were not, a Deployment that waits for a new pod before it ends an old one would wait for ever.
 ///
 /// # Errors
 /// If the socket breaks.
-pub async fn serve(listener: TcpListener, listed: watch::Receiver<bool>) -> Result<(), std::io::Error> {
-    let ready = move || {
-        let ready = *listed.borrow();
+pub async fn serve(listener: TcpListener, ready: watch::Receiver<bool>) -> Result<(), std::io::Error> {
+    let is_ready = move || {
+        let ready = *ready.borrow();
         async move {
             match ready {
                 true => (StatusCode::OK, "ok\n"),
@@ -17,7 +18,7 @@ pub async fn serve(listener: TcpListener, listed: watch::Receiver<bool>) -> Resu
             }
         }
     };
-    let router = Router::new().route("/livez", get(async || "ok\n")).route("/readyz", get(ready));
+    let router = Router::new().route("/livez", get(async || "ok\n")).route("/readyz", get(is_ready));
     axum::serve(listener, router).await
 }
 

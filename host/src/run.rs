@@ -20,12 +20,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    lease::{Election, Term, Timing},
     metrics::{self, Metrics},
     plugin::Engine,
     policy::TenantPolicy,
     probes,
     reconcile::Events,
     supervisor::Supervisor,
+    telemetry,
 };
 
 /// How to run.
@@ -49,6 +51,21 @@ pub struct Options {
     /// Let ClusterReconcilers take plugins from files of this machine (spec.plugin.path). For development.
     #[arg(long)]
     pub allow_plugin_paths: bool,
+    /// Be at work only while no other host is, and stand by otherwise. To be set in every Deployment: without it, there may be one host.
+    #[arg(long)]
+    pub leader_elect: bool,
+    /// Where the Lease is; by default in the namespace of the pod, outside of a pod in pilothouse-system.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub leader_election_namespace: Option<String>,
+    /// How long the others wait for a leader that is silent before one of them leads.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    pub leader_election_lease_duration: Duration,
+    /// How long a leader that cannot renew its Lease goes on, before it ends.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub leader_election_renew_deadline: Duration,
+    /// How often the Lease is renewed, or looked at.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration)]
+    pub leader_election_retry_period: Duration,
     /// How long reconciles that run may take to come to their end after SIGTERM.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub graceful_shutdown_timeout: Duration,
@@ -83,7 +100,7 @@ fn slots(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|slots| *slots >= 2).ok_or_else(|| "it must be a number of at least 2".to_owned())
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT. A host that no longer leads ends the process at once: another may be at work.
 ///
 /// # Errors
 /// If the host cannot start: no API server to reach, no port, no engine.
@@ -95,7 +112,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
     // Above the 290 s after which the API server ends a watch: what is silent for longer is dead (`C39`).
     config.read_timeout = Some(Duration::from_secs(295));
-    let metrics = Arc::<Metrics>::default();
+    let term = if options.leader_elect { Term::not_begun() } else { Term::endless() };
+    let metrics = Arc::new(Metrics::new(term.clone()));
+    let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
     let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
     let engine = Arc::new(Engine::new()?);
     let listener = listen(options.health_probe_bind_address, "--health-probe-bind-address").await?;
@@ -109,10 +128,17 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
 
     let stop = CancellationToken::new();
-    let listed = watch::Sender::new(false);
+    let ready = watch::Sender::new(false);
     tokio::spawn(stop_on_signal(stop.clone())?);
-    let probes = tokio::spawn(probes::serve(listener, listed.subscribe()));
+    let probes = tokio::spawn(probes::serve(listener, ready.subscribe()));
     tracing::info!(version = env!("CARGO_PKG_VERSION"), %health, metrics = %metrics_address, "pilothouse runs");
+    if let Some(election) = &mut election {
+        if stop.run_until_cancelled(election.acquire(&ready)).await.is_none() {
+            tracing::info!("stopped");
+            return Ok(());
+        }
+        ready.send_replace(false);
+    }
 
     let events = Events::new(client.clone());
     let supervisor = Supervisor {
@@ -128,19 +154,50 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         total_slots: options.max_concurrent_reconciles,
         kinds: watch::Sender::new(0),
     };
-    let supervisor = tokio::spawn(supervisor.run(listed, stop.clone()));
+    let supervisor = tokio::spawn(supervisor.run(ready, stop.clone()));
     let ended = async {
         stop.cancelled().await;
         tracing::info!("stopping");
         tokio::time::sleep(options.graceful_shutdown_timeout).await;
     };
-    tokio::select! {
-        result = supervisor => result.context("the supervisor ended by a bug; please report it")?,
-        () = ended => tracing::warn!("reconciles still ran after {:?}; they will be taken up again", options.graceful_shutdown_timeout),
+    let lost = async {
+        match &mut election {
+            Some(election) => election.hold().await,
+            None => std::future::pending().await,
+        }
+    };
+    let in_order = tokio::select! {
+        result = supervisor => {
+            result.context("the supervisor ended by a bug; please report it")?;
+            true
+        }
+        () = ended => {
+            tracing::warn!("reconciles still ran after {:?}; they will be taken up again", options.graceful_shutdown_timeout);
+            false
+        }
+        lost = lost => {
+            tracing::error!("this host no longer leads, and ends: {}", telemetry::chain(&lost));
+            // No return, which would wait for calls and traces.
+            std::process::exit(1);
+        }
+    };
+    // While something may still run, nobody else is to begin: the Lease ends by itself.
+    if let Some(election) = election.filter(|_| in_order) {
+        election.release().await;
     }
     probes.abort();
     tracing::info!("stopped");
     Ok(())
+}
+
+fn election(options: &Options, config: &Config, metrics: &Metrics, term: Term) -> anyhow::Result<Election> {
+    let timing = Timing {
+        lease_duration: options.leader_election_lease_duration,
+        renew_deadline: options.leader_election_renew_deadline,
+        retry_period: options.leader_election_retry_period,
+    };
+    let client = metrics.election_client(config.clone()).context("failed to set up the Kubernetes client")?;
+    Ok(Election::new(client, options.leader_election_namespace.clone(), timing.checked()?, term))
 }
 
 fn read_policy(path: &Path) -> anyhow::Result<TenantPolicy> {

@@ -18,6 +18,8 @@ pub(crate) struct Request {
     pub(crate) at: String,
     /// As whom: a service account.
     pub(crate) user: String,
+    /// The token that it was sent with: two hosts have the same account, and may have a token each.
+    pub(crate) token: String,
     pub(crate) body: Value,
 }
 
@@ -55,6 +57,14 @@ struct Line {
 #[derive(Deserialize)]
 struct User {
     username: String,
+    #[serde(default)]
+    extra: Extra,
+}
+
+#[derive(Deserialize, Default)]
+struct Extra {
+    #[serde(rename = "authentication.kubernetes.io/credential-id", default)]
+    token: Vec<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -88,6 +98,7 @@ pub(crate) fn requests(log: &Path) -> Vec<Request> {
             name: line.object_ref.name,
             code: line.response_status.map_or(0, |status| status.code),
             at: line.request_received_timestamp,
+            token: line.user.extra.token.concat(),
             user: line.impersonated_user.unwrap_or(line.user).username,
             body: line.request_object,
         })

@@ -59,7 +59,7 @@ impl Cluster {
         // The garbage collector learns of new kinds within half a minute, or when it starts.
         cluster.control_plane.stop_controller_manager().expect("the controller manager stops");
         cluster.control_plane.start_controller_manager().expect("the controller manager starts");
-        cluster.write_host_kubeconfig();
+        cluster.write_kubeconfig(&cluster.host_kubeconfig);
         cluster
     }
 
@@ -84,7 +84,14 @@ impl Cluster {
         token.trim().to_owned()
     }
 
-    fn write_host_kubeconfig(&self) {
+    /// For a host with a token of its own, by which its requests can be told from those of others.
+    pub(crate) fn kubeconfig(&self, name: &str) -> PathBuf {
+        let file = self.control_plane.data_dir().join(format!("{name}.kubeconfig"));
+        self.write_kubeconfig(&file);
+        file
+    }
+
+    fn write_kubeconfig(&self, file: &Path) {
         let token = self.host_token();
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "host",
@@ -95,7 +102,7 @@ impl Cluster {
             "users": [{"name": "host", "user": {"token": token}}],
             "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}],
         });
-        fs::write(&self.host_kubeconfig, kubeconfig.to_string()).expect("the kubeconfig can be written");
+        fs::write(file, kubeconfig.to_string()).expect("the kubeconfig can be written");
     }
 
     /// Starts a host, under its own role, and waits until it watches for both reconcilers.
@@ -128,7 +135,7 @@ impl Cluster {
         let number = self.hosts.fetch_add(1, Ordering::SeqCst);
         let log = self.control_plane.data_dir().join(format!("host-{number}.log"));
         let mut shell = Command::new("sh")
-            .args(["-c", r#""$0" "$@" & host=$!; echo $host; read -r _; kill $host 2>/dev/null; wait"#])
+            .args(["-c", r#""$0" "$@" & host=$!; echo $host; read -r _; kill $host 2>/dev/null; wait $host"#])
             .arg(env!("CARGO_BIN_EXE_pilothouse"))
             .args([
                 "run",
@@ -195,14 +202,29 @@ impl Host {
 
     /// What it serves as `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
-        let log = self.log_text();
-        let starts = log.lines().find(|line| line.contains("\"message\":\"pilothouse runs\"")).expect("it says so");
-        let starts: Value = serde_json::from_str(starts).expect("lines are JSON");
-        let address = starts["metrics"].as_str().expect("it says where");
+        self.ask("metrics", "/metrics").await.expect("it is served")
+    }
+
+    /// Whether it says that it is ready.
+    pub(crate) async fn is_ready(&self) -> bool {
+        self.ask("health", "/readyz").await.is_ok()
+    }
+
+    async fn ask(&self, server: &str, path: &str) -> Result<String, kube::Error> {
+        let starts = self.logged("pilothouse runs").expect("it says so");
+        let address = starts[server].as_str().expect("it says where");
         let config = Config::new(format!("http://{address}").parse().expect("it is an address"));
         let client = Client::try_from(config).expect("a client can be made");
-        let request = http::Request::get("/metrics").body(Vec::new()).expect("it is a request");
-        client.request_text(request).await.expect("it is served")
+        client.request_text(http::Request::get(path).body(Vec::new()).expect("it is a request")).await
+    }
+
+    /// The first line of its log with this message.
+    pub(crate) fn logged(&self, message: &str) -> Option<Value> {
+        let message = format!("\"message\":\"{message}\"");
+        let log = self.log_text();
+        let line = log.lines().find(|line| line.contains(&message))?;
+        // The last line may be half written.
+        serde_json::from_str(line).ok()
     }
 
     fn signal(&self, signal: &str) {
@@ -225,6 +247,12 @@ impl Host {
         self.signal("-KILL");
         drop(self.lifeline.take());
         self.shell.wait().expect("the shell ends");
+    }
+
+    /// The code with which it has ended by itself.
+    pub(crate) fn exit_code(mut self) -> Option<i32> {
+        drop(self.lifeline.take());
+        self.shell.wait().expect("the shell ends").code()
     }
 
     /// Ends it as the kubelet would.

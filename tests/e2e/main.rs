@@ -10,6 +10,7 @@ mod cases;
 mod crash;
 mod handles;
 mod kinds;
+mod lease;
 mod noop;
 mod observability;
 mod remote;

@@ -280,11 +280,10 @@ fn stored(parents: &[Seen], children: &[Seen]) -> Stored {
 async fn follow(api: Api<DynamicObject>, history: History) {
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
     while let Some(event) = events.next().await {
-        let seen = match event {
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => Seen { object, deleted: false },
-            Ok(watcher::Event::Delete(object)) => Seen { object, deleted: true },
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => continue,
-            Err(error) => panic!("the test's own watch fails: {error}"),
+        let seen = match event.expect("the test's own watch does not fail") {
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => Seen { object, deleted: false },
+            watcher::Event::Delete(object) => Seen { object, deleted: true },
+            watcher::Event::Init | watcher::Event::InitDone => continue,
         };
         // Kubernetes puts a ConfigMap of its own into each namespace.
         if seen.name() != "kube-root-ca.crt" {
