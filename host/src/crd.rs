@@ -4,7 +4,7 @@
 //! namespace, and neither sees nor writes anything outside. Field documentation here becomes the API documentation
 //! (`kubectl explain clusterreconciler.spec`, and host/docs/reference.md).
 
-use std::{collections::BTreeMap, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceColumnDefinition, CustomResourceDefinition},
@@ -253,9 +253,12 @@ pub enum ParseLimitError {
     #[error("{0:?} is no number of bytes; write it as 64Mi, 1Gi or 1048576")]
     Bytes(String),
     /// No duration.
-    #[error("{0:?} is no duration; write it as 5s, 500ms or 1m30s")]
+    #[error("{0:?} is no duration between 1ms and a year; write it as 5s, 500ms or 1m30s")]
     Timeout(String),
 }
+
+/// A shorter one would be written as 0s, and one that is much longer can be added to no clock.
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_hours(24 * 365);
 
 const BYTE_UNITS: [(&str, usize); 7] =
     [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("k", 1000), ("M", 1_000_000), ("G", 1_000_000_000), ("", 1)];
@@ -291,7 +294,8 @@ impl FromStr for Timeout {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let read = text.parse::<jiff::SignedDuration>().ok().and_then(|read| Duration::try_from(read).ok());
-        read.filter(|read| !read.is_zero()).map(Self).ok_or_else(|| ParseLimitError::Timeout(text.to_owned()))
+        let read = read.filter(|read| TIMEOUTS.contains(read));
+        read.map(Self).ok_or_else(|| ParseLimitError::Timeout(text.to_owned()))
     }
 }
 
@@ -436,7 +440,7 @@ mod tests {
             let error = bad.parse::<Bytes>().unwrap_err().to_string();
             assert!(error.contains("64Mi"), "{error}");
         }
-        for bad in ["5", "0s", "-1s", "soon"] {
+        for bad in ["5", "0s", "-1s", "soon", "1us", "9223372036854775807s"] {
             let error = bad.parse::<Timeout>().unwrap_err().to_string();
             assert!(error.contains("500ms"), "{error}");
         }

@@ -390,7 +390,8 @@ impl Object {
                 return Ok(());
             }
             let Members(mut metadata) = serde_json::from_str(value.get())?;
-            if let Some(at) = metadata.iter().position(|(name, _)| name == "managedFields") {
+            // Not only the first: nothing of it may be left for a plugin to see.
+            while let Some(at) = metadata.iter().position(|(name, _)| name == "managedFields") {
                 (owned, other_managers) = entries(metadata.remove(at).1)?;
             }
             write_members(json, &metadata, |json, _, value| {
@@ -482,6 +483,13 @@ mod tests {
         assert!(!object.has_older_apply_than("pilothouse/1"));
         assert!(object.has_older_apply_than("pilothouse/2"));
         assert_eq!(object.controller_uid(), Some("p1"));
+    }
+
+    #[test]
+    fn managed_fields_that_come_twice_are_left_out_twice() {
+        let twice = object(r#"{"metadata":{"name":"a","managedFields":[],"managedFields":[{"manager":"kubectl"}]}}"#);
+        assert_eq!(twice.json(), r#"{"metadata":{"name":"a"}}"#);
+        assert!(twice.has_manager("kubectl"));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub mod remote;
 pub mod settling;
 
 mod apply;
+#[cfg(test)]
+mod edge;
 mod events;
 mod managers;
 mod memory;

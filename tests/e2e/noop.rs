@@ -746,3 +746,28 @@ async fn c24_what_admission_adds_never_recreates() {
     assert_eq!(deletes, 1, "{:#?}", told(&child_writes(&ns)));
     assert_eq!(ns.api("v1", "Pod").list(&ListParams::default()).await.map_or(0, |pods| pods.items.len()), 1);
 }
+
+#[tokio::test]
+async fn noop_a_map_that_is_sent_empty_is_for_others_to_fill() {
+    let ns = namespace("empty-map").await;
+    let child =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "annotations": {}}, "data": {}});
+    ns.widget("w", json!({"reply": {"children": [child], "log": ["called"]}})).await;
+    synced(&ns.widgets(), "w").await;
+    ns.assert_quiet(Duration::from_secs(1)).await;
+    let mut writes = Vec::new();
+    for round in ["1", "2", "3"] {
+        let calls = ns.calls("w", "called");
+        edit(
+            &ns.config_maps(),
+            "a",
+            json!({"metadata": {"annotations": {"theirs": round}}, "data": {"theirs": round}}),
+        )
+        .await;
+        eventually("the plugin is asked", async || (ns.calls("w", "called") > calls).then_some(())).await;
+        ns.assert_quiet(Duration::from_secs(1)).await;
+        writes.push(child_writes(&ns).len());
+    }
+    // The API server keeps no empty map, so who fills it first takes it from us, and it is applied once more.
+    assert_eq!(writes, [2, 2, 2], "{:#?}", told(&child_writes(&ns)));
+}

@@ -81,7 +81,7 @@ pub(super) async fn apply(context: &Context, plan: Plan, parent_uid: &str, manag
 }
 
 /// What to remember and to tell of an answer.
-fn written(child: &ChildApply, answer: &Object, manager: &str) -> Written {
+pub(super) fn written(child: &ChildApply, answer: &Object, manager: &str) -> Written {
     let fields = answer.owned_by(manager, "Apply", "").and_then(|fields| serde_json::from_str(fields.get()).ok());
     let (Some(fields), Ok(live)) = (fields, serde_json::from_str::<Value>(answer.json())) else {
         return Written { key: child.key.clone(), last: None, differences: Vec::new() };

@@ -72,8 +72,8 @@ impl Walk {
             return;
         }
         let Some(Value::Object(owned)) = fields else {
-            // An empty keyed list or set is all that has no owner.
-            if !matches!(sent, Value::Array(items) if items.is_empty()) {
+            // An empty keyed list or set has no owner, but an empty atomic list had one: if something is there, it may have been taken.
+            if !owns_nothing(sent) || !includes(live, sent) {
                 self.report(path, false);
             }
             return;
@@ -214,6 +214,16 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
+/// Whether it may be that an apply of this has no owner: empty lists, and what holds nothing else.
+fn owns_nothing(sent: &Value) -> bool {
+    match sent {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => !members.is_empty() && members.values().all(owns_nothing),
+        _ => false,
+    }
+}
+
 /// Whether two values mean the same: 1 and 1.0, and quantities such as 1000m and 1.
 pub fn same(left: &Value, right: &Value) -> bool {
     match (left, right) {
@@ -318,6 +328,10 @@ mod tests {
     fn what_is_empty() {
         // An empty keyed list has no owner; an empty map or atomic list is a leaf.
         assert_eq!(spec(json!({"a": 1, "env": []}), json!({"f:a": {}}), json!({"a": 1})), []);
+        assert_eq!(spec(json!({"a": 1, "pod": {"env": []}}), json!({"f:a": {}}), json!({"a": 1, "pod": {}})), []);
+        // An empty atomic list is taken by whoever fills it.
+        let filled = json!({"a": 1, "args": ["1"]});
+        assert_eq!(spec(json!({"a": 1, "args": []}), json!({"f:a": {}}), filled), taken("spec.args"));
         assert_eq!(spec(json!({"a": 1, "dir": {}}), json!({"f:a": {}}), json!({"a": 1, "dir": {}})), taken("spec.dir"));
         assert_eq!(spec(json!({"dir": {}}), json!({"f:dir": {}}), json!({"dir": {}})), []);
         assert_eq!(spec(json!({"dir": {}}), json!({"f:dir": {}}), json!({"dir": {"medium": ""}})), []);

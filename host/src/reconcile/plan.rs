@@ -30,8 +30,8 @@ pub struct Owner<'a> {
 /// What to do so that `observed` becomes `desired`.
 ///
 /// A child that is as it should be is left alone: its plugin wants what it wanted at our last apply, and nothing of ours has
-/// changed since (see [`projection`]). If nothing is remembered, it is compared with all that we would send (see [`differences`]). A
-/// child that is being deleted is left alone, too; its end will wake the parent.
+/// changed since (see [`projection`]). If nothing is remembered, or something seems to have changed, it is compared with all that we
+/// would send (see [`differences`]). A child that is being deleted is left alone, too; its end will wake the parent.
 pub fn plan(observed: &Observed, desired: &[DesiredChild], memory: &Memory, owner: &Owner<'_>) -> Plan {
     let live: HashMap<_, _> = observed.children.iter().map(|(key, child)| (key, child.as_ref())).collect();
     let mut plan = Plan::default();
@@ -63,12 +63,18 @@ pub fn plan(observed: &Observed, desired: &[DesiredChild], memory: &Memory, owne
             continue;
         }
         let body = body(child, Some(live.uid()), &observed.parent, owner);
-        match last {
-            Some(last) => plan.applies.push(apply(body, last.desired != child.digest, fold)),
-            None => match recognize(live, child, &body, owner.manager) {
-                Recognized::Same(last) if !fold => plan.recognized.push((child.key.clone(), last)),
-                recognized => plan.applies.push(apply(body, matches!(recognized, Recognized::Changed), fold)),
-            },
+        let changed = last.map(|last| last.desired != child.digest);
+        if changed == Some(true) {
+            plan.applies.push(apply(body, true, fold));
+            continue;
+        }
+        // Also if another apply is remembered: a map of ours that is sent empty is all in the projection, whoever fills it.
+        match recognize(live, child, &body, owner.manager) {
+            Recognized::Same(last) if !fold => plan.recognized.push((child.key.clone(), last)),
+            recognized => {
+                let changed = changed.unwrap_or(matches!(recognized, Recognized::Changed));
+                plan.applies.push(apply(body, changed, fold));
+            }
         }
     }
     let wanted: std::collections::HashSet<_> = desired.iter().map(|child| &child.key).collect();
@@ -176,6 +182,9 @@ fn owner_reference(parent: &Object, kind: &Kind) -> Value {
         "blockOwnerDeletion": true,
     }])
 }
+
+#[cfg(test)]
+mod properties;
 
 #[cfg(test)]
 mod tests {
@@ -369,6 +378,21 @@ mod tests {
             let plan = plan_for(&[live("a", "1", version, "")], std::slice::from_ref(&child), &memory);
             assert_eq!(plan, Plan { unchanged: vec![(key("a"), version.to_owned())], ..Plan::default() });
         }
+    }
+
+    #[test]
+    fn a_map_that_is_sent_empty_is_for_others_to_fill() {
+        let mut child = wanted("a", "1");
+        child.object.insert("data".to_owned(), json!({}));
+        child.digest = digest_object(&child.object);
+        let mut live = in_sync(&child);
+        live["metadata"]["managedFields"][0]["fieldsV1"]["f:data"] = json!({});
+        let object = |live: &Value| Arc::new(Object::from_json(&live.to_string()).unwrap());
+        let memory = HashMap::from([remembered(&child, &object(&live))]);
+        live["metadata"]["resourceVersion"] = json!("6");
+        live["data"]["theirs"] = json!("1");
+        let plan = plan_for(&[object(&live)], std::slice::from_ref(&child), &memory);
+        assert_eq!((plan.recognized.len(), plan.applies.len()), (1, 0));
     }
 
     #[test]
