@@ -268,11 +268,10 @@ fn stored(parents: &[Seen], children: &[Seen]) -> Stored {
 async fn follow(api: Api<DynamicObject>, history: History) {
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
     while let Some(event) = events.next().await {
-        let seen = match event {
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => Seen { object, deleted: false },
-            Ok(watcher::Event::Delete(object)) => Seen { object, deleted: true },
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => continue,
-            Err(error) => panic!("the test's own watch fails: {error}"),
+        let seen = match event.expect("the test's own watch goes on") {
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => Seen { object, deleted: false },
+            watcher::Event::Delete(object) => Seen { object, deleted: true },
+            watcher::Event::Init | watcher::Event::InitDone => continue,
         };
         // Kubernetes puts a ConfigMap of its own into each namespace.
         if seen.name() != "kube-root-ca.crt" {
@@ -310,7 +309,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
     let host = Arc::new(Restarted { cluster, kubeconfig, host: Mutex::default(), log: Mutex::default() });
     let crashed = host.clone();
     let options = Options {
-        reconciler: Some(run.name()),
+        run: Some(run.name()),
         fault: run.fault.clone(),
         crash: Box::new(move || {
             crashed.stop();
@@ -324,7 +323,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
         "users": [{"name": "host", "user": {"token": token}}],
         "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}]});
     std::fs::write(&host.kubeconfig, config.to_string()).expect("it can be written");
-    let reconciler = json!({"apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler", "metadata": {"name": run.name()},
+    let reconciler = json!({"apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler", "metadata": {"name": run.name(), "labels": {"run": run.name()}},
         "spec": {"plugin": {"configMap": {"namespace": "pilothouse-system", "name": "mirror-plugin"}},
             "serviceAccount": {"namespace": "pilothouse-system", "name": "mirror"},
             "selector": {"matchLabels": {"run": run.name()}}}});
