@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::{FutureExt as _, StreamExt as _};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
@@ -28,6 +28,7 @@ use crate::{
     reconcile::{Context, ParentKey, reconcile},
     store::{Change, Store},
     telemetry,
+    watch::watch,
 };
 
 /// How long to wait before a list that failed is tried again.
@@ -65,6 +66,7 @@ pub struct Controller {
     /// What its reconciles share.
     pub context: Arc<Context>,
     queue: Queue<ParentKey>,
+    watches: watcher::Config,
     watching: watch::Sender<Watching>,
     counts: watch::Sender<Option<ParentCounts>>,
     workers: AtomicUsize,
@@ -72,10 +74,11 @@ pub struct Controller {
 
 impl Controller {
     /// A controller that does not watch yet.
-    pub fn new(context: Arc<Context>) -> Self {
+    pub fn new(context: Arc<Context>, watches: watcher::Config) -> Self {
         Self {
             context,
             queue: Queue::default(),
+            watches,
             watching: watch::Sender::default(),
             counts: watch::Sender::default(),
             workers: AtomicUsize::new(0),
@@ -232,13 +235,12 @@ impl Controller {
         let context = &self.context;
         let kind = watched.kind(context);
         let api = context.all(kind);
+        let config = self.watches.clone();
         let config = match watched {
-            Watched::Parents => watcher::Config::default().labels_from(&context.selector),
-            Watched::Children(_) => {
-                watcher::Config::default().labels(&format!("{RECONCILER_LABEL}={}", context.identity.label()))
-            }
+            Watched::Parents => config.labels_from(&context.selector),
+            Watched::Children(_) => config.labels(&format!("{RECONCILER_LABEL}={}", context.identity.label())),
         };
-        let mut events = pin!(watcher(api, config).default_backoff());
+        let mut events = pin!(watch(api, config));
         let store = watched.store(context);
         loop {
             let event = match tokio::time::timeout(QUIET, events.next()).await {
@@ -273,7 +275,13 @@ impl Controller {
                     self.well(kind);
                     store.show(object.with_kind(&kind.api)).into_iter().collect()
                 }
-                watcher::Event::Delete(object) => store.delete(&object).into_iter().collect(),
+                watcher::Event::Delete(object) => {
+                    let object = object.with_kind(&kind.api);
+                    if matches!(watched, Watched::Parents) {
+                        context.see_gone(&object);
+                    }
+                    store.delete(&object).into_iter().collect()
+                }
             };
             for change in changes {
                 self.wake(watched, &change);
@@ -282,10 +290,6 @@ impl Controller {
     }
 
     fn failing(&self, kind: &Kind, error: &watcher::Error) {
-        // A watch that has become too old is listed anew, without more ado (`C38`).
-        if matches!(error, watcher::Error::WatchError(status) if status.code == 410) {
-            return;
-        }
         let failure = WatchFailure { forbidden: code(error) == Some(403), message: telemetry::chain(error) };
         let news = self.watching.send_if_modified(|watching| {
             watching.failing.insert(kind.to_string(), failure.clone()).as_ref() != Some(&failure)

@@ -5,7 +5,7 @@
 //! 1. [`supervisor`] watches the reconcilers ([`crd`], [`declaration`]) and gives each its life ([`reconciler`]): its plugin is fetched
 //!    ([`source`]), loaded ([`plugin`], [`revision`]) and put to work by a [`controller`]. Who has which parents is in [`claims`], and what
 //!    a tenant may ask for in [`policy`].
-//! 2. The controller's watches fill its [`store`]s with [`object`]s, and wake parents in its [`queue`].
+//! 2. The controller's watches ([`watch`]) fill its [`store`]s with [`object`]s, and wake parents in its [`queue`].
 //! 3. [`reconcile`] takes one parent through its steps: `observe`, the plugin call, `desired`, `plan`, `apply`, `status`. What they
 //!    hand on to one another is in [`state`].
 //! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
@@ -46,6 +46,7 @@ pub mod tally;
 pub mod telemetry;
 pub mod traces;
 pub mod version;
+pub mod watch;
 
 mod bindings;
 mod capability;

@@ -50,7 +50,7 @@ use crate::{
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
     queue::{BACKOFF_CAP, Next},
     revision::Revision,
-    state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Report, Tie},
+    state::{Applied, ChildKey, Desired, DesiredChild, Finalization, LastStatus, Memory, Observed, Report, Tie},
     store::Store,
     tally::{Outcome, Tally},
     telemetry,
@@ -106,6 +106,8 @@ pub struct Context {
     pub children: Vec<Store>,
     /// Parents whose children are to stay, by UID.
     pub orphaned: Mutex<HashSet<String>>,
+    /// Parents that are gone though our finalizer was on them, by UID, as they were at last.
+    pub vanished: Mutex<HashMap<String, Arc<Object>>>,
     /// What it remembers of each parent, by UID.
     pub memory: Mutex<HashMap<String, Memory>>,
     /// How its parents are.
@@ -243,7 +245,11 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
     let Some(mut parent) = context.parents.get(&key.object).filter(|parent| parent.uid() == key.uid) else {
         // Gone, or no longer selected.
         context.orphaned.lock().unwrap_or_else(PoisonError::into_inner).remove(&key.uid);
-        return if memory.finalizer { leave(context, key).await } else { Next::Forget };
+        return match context.vanished(&key.uid) {
+            Some(vanished) => clean_up_after(context, key, attempt, &vanished, memory).await,
+            None if memory.finalizer => leave(context, key).await,
+            None => Next::Forget,
+        };
     };
     Span::current().record("generation", parent.generation());
     memory.finalizer = parent.finalizers().contains(&context.finalizer());
@@ -371,7 +377,7 @@ async fn converge(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     match applied {
         Ok(applied) => {
             memory.revision = Some(turn.revision.id.clone());
-            if !applied.changed {
+            if applied.written.is_empty() {
                 // A host that starts where all is in place has nothing to tell.
                 memory.synced.get_or_insert_with(|| ("True".to_owned(), SUCCESS.to_owned()));
             }
@@ -504,21 +510,73 @@ async fn finalize(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) ->
     }
 }
 
+/// A parent of which the watch says that it is gone, with our finalizer on. It may only have left the selection. If it is gone indeed, the
+/// API server has acknowledged the finalizer while it deleted the parent (kubernetes#110521): what was made for it in that moment is
+/// cleaned up all the same (`C11`), with nobody left to tell how that went. Children that it owns are garbage.
+async fn clean_up_after(
+    context: &Context,
+    key: &ParentKey,
+    attempt: u32,
+    vanished: &Arc<Object>,
+    mut memory: Memory,
+) -> Next {
+    let turn = Turn { context, revision: context.revision(), attempt };
+    let cleaned_up = async {
+        let left = lookup::get(&context.parent_api(&key.object), &key.object.name).await.map_err(Error::Read)?;
+        if left.is_some_and(|left| left.uid() == key.uid) {
+            return Ok(None);
+        }
+        let observed = observe::observe(context, vanished.clone());
+        let finalization = ask_to_clean_up(&turn, &observed, &memory).await?;
+        let remote_gone = delete_remote(context, &observed).await?;
+        Ok::<_, Error>(Some(finalization.waiting.or((!remote_gone).then_some(REMOTE_CHILDREN))))
+    };
+    let next = match cleaned_up.await {
+        Ok(None) => leave(context, key).await,
+        Ok(Some(None)) => {
+            tracing::info!("gone though our finalizer was on it; cleanup finished");
+            Next::Forget
+        }
+        Ok(Some(Some(wait))) => Next::After(wait),
+        Err(error) => {
+            tracing::warn!(
+                reason = error.category(),
+                "gone though our finalizer was on it, and its cleanup failed: {}",
+                telemetry::chain(&error)
+            );
+            error.next(true)
+        }
+    };
+    if next == Next::Forget {
+        context.vanished.lock().unwrap_or_else(PoisonError::into_inner).remove(&key.uid);
+    } else {
+        memory.finalizer = true;
+        context.remember(&key.uid, memory);
+    }
+    next
+}
+
+/// What the plugin says to the end of this parent.
+async fn ask_to_clean_up(turn: &Turn<'_>, observed: &Observed, memory: &Memory) -> Result<Finalization, Error> {
+    let context = turn.context;
+    let deletion = json!({
+        "deletion": {"propagation": context.propagation(&observed.parent)},
+        "everApplied": memory.ever_applied.unwrap_or(true) || !observed.children.is_empty(),
+    });
+    let request = turn.request(observed, &deletion);
+    match turn.revision.plugin.finalize(request, context.settings().limits.of_a_call()).await? {
+        Some(answer) => Ok(turn.finalization(&observed.parent, answer.map_err(Error::Refused)?)?),
+        // Our finalizer is there for the children on record only.
+        None if observed.record.as_ref().is_some_and(|record| !record.cleanup) => Ok(Finalization::finished()),
+        None => Err(Error::NoCleanup),
+    }
+}
+
 async fn clean_up(turn: &Turn<'_>, parent: &Arc<Object>, memory: &mut Memory) -> Result<(Finalization, bool), Error> {
     let context = turn.context;
     let propagation = context.propagation(parent);
     let mut observed = observe::observe(context, parent.clone());
-    let deletion = json!({
-        "deletion": {"propagation": propagation},
-        "everApplied": memory.ever_applied.unwrap_or(true) || !observed.children.is_empty(),
-    });
-    let request = turn.request(&observed, &deletion);
-    let mut finalization = match turn.revision.plugin.finalize(request, context.settings().limits.of_a_call()).await? {
-        Some(answer) => turn.finalization(parent, answer.map_err(Error::Refused)?)?,
-        // Our finalizer is there for the children on record only.
-        None if observed.record.as_ref().is_some_and(|record| !record.cleanup) => Finalization::finished(),
-        None => return Err(Error::NoCleanup),
-    };
+    let mut finalization = ask_to_clean_up(turn, &observed, memory).await?;
     let changed = match &finalization.children {
         // Foreground: the garbage collector is at work; orphan: the user wants them left alone.
         Some(children) if propagation == "Background" => {
@@ -679,8 +737,9 @@ async fn publish(
         Ok(()) => (ConditionStatus::True, SUCCESS, handled.as_str()),
         Err((category, message)) => (ConditionStatus::False, *category, message.as_str()),
     };
-    let before = context.synced(parent, memory);
     let now = Some((status.as_str().to_owned(), reason.to_owned()));
+    let before = context.synced(parent, memory);
+    memory.synced.clone_from(&now);
     if before != now {
         context.events.publish_transition(parent, &context.parent_kind, reason, outcome.as_ref().err()).await;
     }
@@ -694,7 +753,6 @@ async fn publish(
         context.events.publish_plugin(parent, &context.parent_kind, &told.report.events, &mut memory.events).await;
     }
     if !context.parent_kind.tells_status() {
-        memory.synced = now;
         return true;
     }
     let synced =
@@ -703,10 +761,15 @@ async fn publish(
     let conditions = std::iter::once(synced).chain(told.map(|told| told.ready.clone())).collect();
     let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };
     let api = context.parent_api(&parent.key());
+    let told_before = memory.status.as_ref().map(|last| last.dropped.clone()).unwrap_or_default();
     let published = status::publish(&api, parent, &publish, &mut memory.status).instrument(debug_span!("status"));
     match published.await {
         Ok(answer) => {
             if let Some(answer) = answer {
+                let dropped = memory.status.as_ref().map(|last| last.dropped.as_slice()).unwrap_or_default();
+                if !dropped.is_empty() && dropped != told_before {
+                    context.events.publish_pruned(parent, &context.parent_kind, dropped).await;
+                }
                 memory.seen = Some(answer.resource_version().to_owned());
                 context.parents.apply(answer);
             }
@@ -835,11 +898,31 @@ impl Context {
         if parent.is_deleting() && parent.finalizers().iter().any(|finalizer| finalizer == "orphan") {
             orphaned.insert(parent.uid().to_owned());
         }
+        // It had only left the selection.
+        self.vanished.lock().unwrap_or_else(PoisonError::into_inner).remove(parent.uid());
+    }
+
+    /// The watch no longer shows this parent.
+    pub fn see_gone(&self, parent: &Object) {
+        if finalizer::is_lost(parent, &self.finalizer()) {
+            let mut vanished = self.vanished.lock().unwrap_or_else(PoisonError::into_inner);
+            vanished.insert(parent.uid().to_owned(), Arc::new(parent.clone()));
+        }
+    }
+
+    fn vanished(&self, uid: &str) -> Option<Arc<Object>> {
+        self.vanished.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
 
     /// Status and reason of `Synced`, as they were told last.
     fn synced(&self, parent: &Object, memory: &Memory) -> Option<(String, String)> {
-        if self.parent_kind.tells_status() { status::live_condition(parent, "Synced") } else { memory.synced.clone() }
+        // A CRD may keep no conditions (`C34`): then it is known only to us, as where there is no status.
+        let dropped = memory.status.as_ref().is_some_and(LastStatus::drops_conditions);
+        if self.parent_kind.tells_status() && !dropped {
+            status::live_condition(parent, "Synced")
+        } else {
+            memory.synced.clone()
+        }
     }
 
     /// The reconciler that has this parent in our place.

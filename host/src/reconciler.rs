@@ -452,11 +452,12 @@ impl Reconciler {
             children: child_kinds.iter().map(Store::of).collect(),
             child_kinds,
             orphaned: std::sync::Mutex::default(),
+            vanished: std::sync::Mutex::default(),
             memory: std::sync::Mutex::default(),
             events: self.supervisor.events.clone(),
             rival: watch::Sender::default(),
         };
-        let controller = Arc::new(Controller::new(Arc::new(context)));
+        let controller = Arc::new(Controller::new(Arc::new(context), self.supervisor.watches.clone()));
         let watches = AbortOnDropHandle::new(tokio::spawn(controller.clone().watch().in_current_span()));
         // Without one that serves there is nothing to keep: the watches go on trying, and their state is told.
         if self.serving.is_some() {
@@ -549,8 +550,8 @@ impl Reconciler {
     }
 
     fn source(&self) -> source::Changes {
-        let Supervisor { client, allow_plugin_paths, .. } = &self.supervisor;
-        source::changes(client, &self.declared.plugin, *allow_plugin_paths)
+        let Supervisor { client, watches, allow_plugin_paths, .. } = &self.supervisor;
+        source::changes(client, watches, &self.declared.plugin, *allow_plugin_paths)
     }
 
     fn signals(&self) -> (Option<watch::Receiver<Watching>>, Option<watch::Receiver<Option<ObjectKey>>>) {

@@ -66,6 +66,11 @@ pub struct Options {
     /// How often the Lease is renewed, or looked at.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration)]
     pub leader_election_retry_period: Duration,
+    /// How long a watch may show nothing before its connection counts as dead, and another one is made: 10s to 299s. The API server is
+    /// asked to end each watch 5s sooner, so only a dead connection meets this limit. Shorter finds one sooner, and costs a request for
+    /// each watch and round.
+    #[arg(long, value_name = "DURATION", default_value = "295s", value_parser = idle)]
+    pub watch_idle_timeout: Duration,
     /// How long reconciles that run may take to come to their end after SIGTERM.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub graceful_shutdown_timeout: Duration,
@@ -96,6 +101,13 @@ fn duration(text: &str) -> Result<Duration, crate::crd::ParseLimitError> {
     text.parse::<crate::crd::Timeout>().map(|timeout| timeout.0)
 }
 
+/// Below it watches would do little but begin; above it the API server, or what is in between, has ended them long since.
+fn idle(text: &str) -> Result<Duration, String> {
+    let read = duration(text).map_err(|error| error.to_string())?;
+    let may = Duration::from_secs(10)..=Duration::from_secs(299);
+    if may.contains(&read) { Ok(read) } else { Err("it must be between 10s and 299s".to_owned()) }
+}
+
 fn slots(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|slots| *slots >= 2).ok_or_else(|| "it must be a number of at least 2".to_owned())
 }
@@ -110,8 +122,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
     let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
-    // Above the 290 s after which the API server ends a watch: what is silent for longer is dead (`C39`).
-    config.read_timeout = Some(Duration::from_secs(295));
+    // Of every connection: what is silent for longer is dead (`C39`).
+    config.read_timeout = Some(options.watch_idle_timeout);
     let term = if options.leader_elect { Term::not_begun() } else { Term::endless() };
     let metrics = Arc::new(Metrics::new(term.clone()));
     let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
@@ -153,6 +165,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         slots: Arc::new(Semaphore::new(options.max_concurrent_reconciles)),
         total_slots: options.max_concurrent_reconciles,
         kinds: watch::Sender::new(0),
+        watches: crate::watch::config(options.watch_idle_timeout),
     };
     let supervisor = tokio::spawn(supervisor.run(ready, stop.clone()));
     let ended = async {
@@ -225,6 +238,15 @@ fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watch_may_be_silent_for_a_time_that_makes_sense() {
+        assert_eq!(idle("295s"), Ok(Duration::from_secs(295)));
+        assert_eq!(idle("10s"), Ok(Duration::from_secs(10)));
+        for text in ["9s", "5m", "0s", "soon"] {
+            assert!(idle(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn metrics_are_served_somewhere_or_nowhere() {

@@ -4,17 +4,14 @@ use std::{path::Path, path::PathBuf, pin::Pin, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api, Client, ResourceExt as _,
-    api::PartialObjectMeta,
-    runtime::{WatchStreamExt as _, watcher},
-};
+use kube::{Api, Client, ResourceExt as _, api::PartialObjectMeta, runtime::watcher};
 use notify::Watcher as _;
 use tokio::sync::mpsc;
 
 use crate::{
     crd::{ConfigMapRef, PluginSource},
     telemetry,
+    watch::watch,
 };
 
 /// How long a file that changes is left alone: whoever writes it may not have finished.
@@ -87,9 +84,9 @@ async fn fetch_config_map(client: &Client, reference: &ConfigMapRef) -> Result<V
 pub type Changes = Pin<Box<dyn Stream<Item = ()> + Send>>;
 
 /// See [`Changes`].
-pub fn changes(client: &Client, source: &PluginSource, allow_paths: bool) -> Changes {
+pub fn changes(client: &Client, watches: &watcher::Config, source: &PluginSource, allow_paths: bool) -> Changes {
     match (&source.config_map, &source.path) {
-        (Some(reference), None) => changes_of_config_map(client, reference),
+        (Some(reference), None) => changes_of_config_map(client, watches, reference),
         (None, Some(path)) if allow_paths => changes_of_file(path).unwrap_or_else(|error| {
             tracing::warn!("cannot watch {}, it is read once: {}", path.display(), telemetry::chain(&error));
             Box::pin(stream::pending())
@@ -98,11 +95,15 @@ pub fn changes(client: &Client, source: &PluginSource, allow_paths: bool) -> Cha
     }
 }
 
-fn changes_of_config_map(client: &Client, ConfigMapRef { namespace, name, .. }: &ConfigMapRef) -> Changes {
+fn changes_of_config_map(
+    client: &Client,
+    watches: &watcher::Config,
+    ConfigMapRef { namespace, name, .. }: &ConfigMapRef,
+) -> Changes {
     let api = Api::<PartialObjectMeta<ConfigMap>>::namespaced(client.clone(), namespace);
-    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let config = watches.clone().fields(&format!("metadata.name={name}"));
     let mut version = None;
-    let changes = watcher(api, config).default_backoff().filter_map(move |event| {
+    let changes = watch(api, config).filter_map(move |event| {
         let news = match event {
             // The first sight of it counts: it may have changed since it was fetched.
             Ok(watcher::Event::Apply(map) | watcher::Event::InitApply(map)) => {

@@ -222,6 +222,11 @@ pub enum ChildError {
     /// The API server finds it invalid.
     #[error("the API server refuses it as invalid; correct what the plugin makes of this parent")]
     Invalid(#[source] kube::Error),
+    /// It is larger than the API server takes.
+    #[error(
+        "it has {0} bytes as JSON, more than the API server takes; let the plugin make it smaller, or several of it"
+    )]
+    TooLarge(usize, #[source] kube::Error),
     /// The plugin has changed a field that cannot be changed.
     #[error(
         "a field was changed that can be set only when the object is created; undo the change, delete the child, or let the plugin \
@@ -254,6 +259,7 @@ impl ChildError {
             Self::NameCollision => "NameCollision",
             Self::Forbidden(_) => "Forbidden",
             Self::Invalid(_) => "ChildInvalid",
+            Self::TooLarge(..) => "ChildTooLarge",
             Self::Immutable(_) => "ImmutableField",
             Self::Drifted(_) => "ChildDrifted",
             Self::NamespaceTerminating(_) => "NamespaceTerminating",
@@ -277,7 +283,7 @@ pub struct Memory {
     pub notes: HashMap<ChildKey, String>,
     /// The status that we last wrote, and what the API server made of it.
     pub status: Option<LastStatus>,
-    /// Status and reason of `Synced` as they were last told of a parent whose status is not ours.
+    /// Status and reason of `Synced` as they were last told, for a parent whose own status does not say it.
     pub synced: Option<(String, String)>,
     /// The request of a user that was told to be handled.
     pub handled: Option<String>,
@@ -320,4 +326,13 @@ pub struct LastStatus {
     pub sent: Digest,
     /// Digest of the whole status in the answer.
     pub kept: Digest,
+    /// The fields that the answer does not have, since the schema of the kind does not.
+    pub dropped: Vec<String>,
+}
+
+impl LastStatus {
+    /// Whether a condition cannot be read back.
+    pub fn drops_conditions(&self) -> bool {
+        self.dropped.iter().any(|field| field == "status.conditions")
+    }
 }

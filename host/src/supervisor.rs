@@ -5,11 +5,7 @@ use std::{collections::HashMap, fmt::Debug, pin::pin, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{
-    Api, Client, Resource,
-    api::PartialObjectMeta,
-    runtime::{WatchStreamExt as _, watcher},
-};
+use kube::{Api, Client, Resource, api::PartialObjectMeta, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Semaphore, watch},
@@ -29,6 +25,7 @@ use crate::{
     reconcile::Events,
     reconciler::Reconciler,
     telemetry,
+    watch::watch,
 };
 
 /// What all reconcilers share.
@@ -56,6 +53,8 @@ pub struct Supervisor {
     pub total_slots: usize,
     /// Changes when a CustomResourceDefinition does: a kind that was missing may be there.
     pub kinds: watch::Sender<u64>,
+    /// How to watch.
+    pub watches: watcher::Config,
 }
 
 /// A reconciler that lives, or comes to its end.
@@ -128,7 +127,7 @@ impl Supervisor {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Into<Declaration> + Send + 'static,
     {
         let namespaced = K::kind(&()) == declaration::NAMESPACED;
-        let events = watcher(Api::<K>::all(self.client.clone()), watcher::Config::default()).default_backoff();
+        let events = watch(Api::<K>::all(self.client.clone()), self.watches.clone());
         Box::pin(events.map(move |event| (namespaced, event.map(declaration))))
     }
 
@@ -162,7 +161,7 @@ impl Supervisor {
 
     async fn watch_kinds(self) {
         let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone());
-        let mut events = pin!(watcher(api, watcher::Config::default()).default_backoff());
+        let mut events = pin!(watch(api, self.watches.clone()));
         while let Some(event) = events.next().await {
             match event {
                 Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => {

@@ -44,7 +44,12 @@ pub(crate) struct Host {
 
 impl Cluster {
     pub(crate) fn start() -> Self {
-        let control_plane = ControlPlane::start().expect("the control plane starts");
+        Self::start_with(&[])
+    }
+
+    /// The same, with these flags of the API server besides its usual ones.
+    pub(crate) fn start_with(api_server_flags: &[&str]) -> Self {
+        let control_plane = ControlPlane::start_with(api_server_flags).expect("the control plane starts");
         let dir = control_plane.data_dir();
         let host_kubeconfig = dir.join("host.kubeconfig");
         let cluster = Self { hosts: AtomicUsize::new(0), host_kubeconfig, control_plane };

@@ -8,6 +8,7 @@ mod cluster;
 
 mod cases;
 mod crash;
+mod field;
 mod handles;
 mod kinds;
 mod lease;

@@ -321,7 +321,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
     let host = Arc::new(Restarted { cluster, kubeconfig, host: Mutex::default(), log: Mutex::default() });
     let crashed = host.clone();
     let options = Options {
-        reconciler: Some(run.name()),
+        run: Some(run.name()),
         fault: run.fault.clone(),
         crash: Box::new(move || {
             crashed.stop();
@@ -335,7 +335,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
         "users": [{"name": "host", "user": {"token": token}}],
         "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}]});
     std::fs::write(&host.kubeconfig, config.to_string()).expect("it can be written");
-    let reconciler = json!({"apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler", "metadata": {"name": run.name()},
+    let reconciler = json!({"apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler", "metadata": {"name": run.name(), "labels": {"run": run.name()}},
         "spec": {"plugin": {"configMap": {"namespace": "pilothouse-system", "name": "mirror-plugin"}},
             "serviceAccount": {"namespace": "pilothouse-system", "name": "mirror"},
             "selector": {"matchLabels": {"run": run.name()}}}});

@@ -121,6 +121,7 @@ impl Write<'_> {
         }
         let error = match self.apply(&self.child.body).await {
             Ok(answer) => return self.written(answer).await,
+            Err(error) if is_too_large(&error) => return Err(ChildError::TooLarge(size(&self.child.body), error)),
             Err(error) => ChildError::from(error),
         };
         match error {
@@ -305,6 +306,21 @@ impl Write<'_> {
     }
 }
 
+/// The fields whose size is limited as a whole: a ConfigMap is refused for all of it, a Secret for its data.
+const HOLDS: [&str; 4] = ["", "[]", "data", "metadata.annotations"];
+
+/// Whether the API server finds an object, or a field of it, too large: 413 for a request or an object, 422 for what a kind may hold.
+fn is_too_large(error: &kube::Error) -> bool {
+    is_status(error, 413)
+        || (is_status(error, 422)
+            && causes(error).any(|(reason, field)| reason == "FieldValueTooLong" && HOLDS.contains(&field)))
+}
+
+/// What was sent, in bytes.
+fn size(body: &Map<String, Value>) -> usize {
+    serde_json::to_vec(body).map_or(0, |json| json.len())
+}
+
 /// Of an object that was there a moment ago.
 fn gone_is_conflict(error: kube::Error) -> ChildError {
     if is_status(&error, 404) { ChildError::Conflict(error) } else { error.into() }
@@ -421,6 +437,30 @@ impl From<kube::Error> for ChildError {
                 _ => Self::Request(error),
             },
             _ => Self::Request(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c67_what_is_too_large_is_told_from_what_is_wrong() {
+        let error = |code: u16, reason: &str, field: &str| {
+            let details = json!({"causes": [{"reason": reason, "message": "", "field": field}]});
+            let status = json!({"status": "Failure", "message": "", "reason": "", "code": code, "details": details});
+            serde_json::from_value(status).map(|status| kube::Error::Api(Box::new(status))).unwrap()
+        };
+        for (code, reason, field, large) in [
+            (413, "", "", true),
+            (422, "FieldValueTooLong", "[]", true),
+            (422, "FieldValueTooLong", "data", true),
+            (422, "FieldValueTooLong", "spec.name", false),
+            (422, "FieldValueInvalid", "data", false),
+            (409, "FieldValueTooLong", "data", false),
+        ] {
+            assert_eq!(is_too_large(&error(code, reason, field)), large, "{code} {reason} {field}");
         }
     }
 }

@@ -279,7 +279,7 @@ fn an_object_is_read_or_refused() {
         let recorded = Object::from_json(&recorded.to_string()).unwrap();
         let keys = Record::of(&recorded).map(|record| record.keys(&kinds())).unwrap_or_default();
         let keys: Vec<&ChildKey> = keys.iter().collect();
-        Record::before(&recorded, &keys, &[], true, &kinds());
+        Record::before(&recorded, &keys, &[], &[], true, &kinds());
         for parent in [parent(), object.clone(), recorded] {
             plan_on(parent, &[], &object);
         }

@@ -15,6 +15,9 @@ use crate::{
 /// An Event's note, by the API (events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
 
+/// Why a part of the status cannot be seen.
+const STATUS_PRUNED: &str = "StatusPruned";
+
 /// Where Events go.
 #[derive(Clone)]
 pub struct Events {
@@ -72,6 +75,17 @@ impl Events {
         let message = format!("{child}: {}", note.message);
         tracing::warn!(reason = note.reason, "{message}");
         self.publish(parent, kind, EventType::Warning, note.reason, &message).await;
+    }
+
+    /// Fields of the status that were written and are not kept.
+    pub(super) async fn publish_pruned(&self, parent: &Object, kind: &Kind, fields: &[String]) {
+        let message = format!(
+            "not kept, since the CRD of {} does not have it: {}; install the CRD that belongs to the plugin",
+            kind.api.kind,
+            fields.join(", ")
+        );
+        tracing::warn!(reason = STATUS_PRUNED, "{message}");
+        self.publish(parent, kind, EventType::Warning, STATUS_PRUNED, &message).await;
     }
 
     async fn publish(&self, parent: &Object, kind: &Kind, type_: EventType, reason: &str, note: &str) {

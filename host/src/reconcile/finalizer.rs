@@ -39,6 +39,12 @@ pub fn phase(parent: &Object, finalizer: &str, needed: bool) -> Phase {
     }
 }
 
+/// Whether a parent of which the watch says that it is gone has gone against the rules, as it was at last: with our finalizer on, and never
+/// marked for deletion. Else we, or a person, have taken the finalizer off.
+pub fn is_lost(parent: &Object, finalizer: &str) -> bool {
+    !parent.is_deleting() && parent.finalizers().iter().any(|entry| entry == finalizer)
+}
+
 /// Why a finalizer was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -132,6 +138,14 @@ mod tests {
                 expected,
                 "{finalizers:?} {deleting} {needed}"
             );
+        }
+    }
+
+    #[test]
+    fn c11_a_parent_is_lost_only_if_it_went_with_our_finalizer_and_no_deletion() {
+        assert!(is_lost(&parent(&["a/b", OURS], false), OURS));
+        for (finalizers, deleting) in [(&[OURS][..], true), (&["a/b"], false), (&[], false)] {
+            assert!(!is_lost(&parent(finalizers, deleting), OURS), "{finalizers:?} {deleting}");
         }
     }
 

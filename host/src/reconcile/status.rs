@@ -71,8 +71,9 @@ pub(super) async fn publish(
     let params = PatchParams { field_manager: Some(publish.manager.to_owned()), ..PatchParams::default() };
     match api.patch_status(parent.name(), &params, &Patch::Merge(&body)).await {
         Ok(answer) => {
-            let kept = digest_object(&live_status(&answer).map_err(Error::Read)?);
-            *last = Some(LastStatus { sent, kept });
+            let live = live_status(&answer).map_err(Error::Read)?;
+            let dropped = dropped(&wanted, &live);
+            *last = Some(LastStatus { sent, kept: digest_object(&live), dropped });
             Ok(Some(answer))
         }
         // Gone: there is nobody left to tell.
@@ -199,6 +200,32 @@ fn merge_diff(from: &Map<String, Value>, to: &Map<String, Value>) -> Map<String,
     patch
         .extend(to.iter().filter(|(name, _)| !from.contains_key(*name)).map(|(name, new)| (name.clone(), new.clone())));
     patch
+}
+
+/// The fields of `sent` that are not in `kept`, by path: the API server prunes what the schema of a kind does not have (`C34`).
+fn dropped(sent: &Map<String, Value>, kept: &Map<String, Value>) -> Vec<String> {
+    fn below(sent: &Value, kept: &Value, path: &str, dropped: &mut Vec<String>) {
+        match (sent, kept) {
+            (Value::Object(sent), Value::Object(kept)) => {
+                for (name, sent) in sent.iter().filter(|(_, sent)| !sent.is_null()) {
+                    let path = format!("{path}.{name}");
+                    match kept.get(name) {
+                        Some(kept) => below(sent, kept, &path, dropped),
+                        None if dropped.contains(&path) => {}
+                        None => dropped.push(path),
+                    }
+                }
+            }
+            (Value::Array(sent), Value::Array(kept)) => {
+                let path = format!("{path}[]");
+                sent.iter().zip(kept).for_each(|(sent, kept)| below(sent, kept, &path, dropped));
+            }
+            _ => {}
+        }
+    }
+    let mut dropped = Vec::new();
+    below(&sent.clone().into(), &kept.clone().into(), "status", &mut dropped);
+    dropped
 }
 
 fn digest_without_times(status: &Map<String, Value>) -> Digest {
@@ -361,6 +388,17 @@ mod tests {
         // Without an answer nothing of the plugin's is taken away.
         let failed = want(&live, &owned, None, vec![condition("Synced", ConditionStatus::False, "PluginTrap")], 1);
         assert_eq!((&failed["ours"], failed["conditions"].as_array().unwrap().len()), (&json!(2), 3));
+    }
+
+    #[test]
+    fn c34_what_the_schema_does_not_keep_is_found_by_path() {
+        let sent =
+            json!({"n": 1, "deep": {"a": 1, "b": null}, "conditions": [{"type": "A", "x": 1}, {"type": "B", "x": 2}]});
+        let dropped = |kept: Value| dropped(&object(sent.clone()), &object(kept));
+        assert_eq!(dropped(sent.clone()), Vec::<String>::new());
+        assert_eq!(dropped(json!({})), ["status.n", "status.deep", "status.conditions"]);
+        let kept = json!({"n": 2, "deep": {}, "conditions": [{"type": "A"}, {"type": "B"}], "theirs": 1});
+        assert_eq!(dropped(kept), ["status.deep.a", "status.conditions[].x"]);
     }
 
     #[test]

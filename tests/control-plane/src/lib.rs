@@ -117,7 +117,16 @@ impl ControlPlane {
     /// When the supervisor or the servers are not built (the message names the command that builds them) or a server
     /// does not start (the message has the end of its log, and its data folder is kept).
     pub fn start() -> Result<Self, Error> {
-        let mut supervisor = Supervisor::spawn(&binary()?)?;
+        Self::start_with(&[])
+    }
+
+    /// The same, with these flags of the API server besides its usual ones.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub fn start_with(api_server_flags: &[&str]) -> Result<Self, Error> {
+        let mut supervisor = Supervisor::spawn(&binary()?, api_server_flags)?;
         match supervisor.read() {
             Ok(location) => Ok(Self { location, supervisor: Mutex::new(supervisor) }),
             Err(error) => {
@@ -228,10 +237,14 @@ impl Drop for ControlPlane {
 }
 
 impl Supervisor {
-    fn spawn(binary: &Path) -> Result<Self, Error> {
+    fn spawn(binary: &Path, api_server_flags: &[&str]) -> Result<Self, Error> {
         let broken = |source| Error::Io { doing: "start the control plane's supervisor", source };
-        let mut process =
-            Command::new(binary).arg("run").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(broken)?;
+        let mut command = Command::new(binary);
+        command.arg("run");
+        if !api_server_flags.is_empty() {
+            command.arg("--").args(api_server_flags);
+        }
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(broken)?;
         let commands = process.stdin.take();
         let answers = process.stdout.take().ok_or_else(|| broken(io::ErrorKind::BrokenPipe.into()))?;
         Ok(Self { process, commands, answers: BufReader::new(answers) })

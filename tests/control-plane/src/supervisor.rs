@@ -74,13 +74,13 @@ enum Event {
 
 /// Runs a control plane until its stdin ends or a signal says so. With a state file it runs in the background instead:
 /// in a session of its own, deaf to stdin, and with the file locked and holding its location for as long as it lives.
-pub(crate) fn run(state: Option<&Path>) -> Result<(), Error> {
+pub(crate) fn run(state: Option<&Path>, api_server_flags: &[OsString]) -> Result<(), Error> {
     let mut state = state.map(take_state).transpose()?;
     let binaries = Binaries::find()?;
     let inbox = Inbox::open(state.is_none())?;
     let dir =
         tempfile::Builder::new().prefix("pilothouse-control-plane-").tempdir().map_err(io("make a data folder"))?;
-    let mut cluster = Cluster::new(&binaries, &dir)?;
+    let mut cluster = Cluster::new(&binaries, &dir, api_server_flags)?;
     let outcome = cluster.start(&inbox).and_then(|location| {
         if let Some(state) = &mut state {
             serde_json::to_writer(state, &location).map_err(|error| io("write the state file")(error.into()))?;
@@ -169,7 +169,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(binaries: &Binaries, dir: &TempDir) -> Result<Self, Error> {
+    fn new(binaries: &Binaries, dir: &TempDir, api_server_flags: &[OsString]) -> Result<Self, Error> {
         let data = dir.path();
         let ports = Ports::take().map_err(io("find free ports"))?;
         let location = Location {
@@ -185,10 +185,12 @@ impl Cluster {
         let policy = data.join("audit-policy.yaml");
         fs::write(&policy, include_str!("audit-policy.yaml")).map_err(io("write the audit policy"))?;
 
+        let mut for_api_server = api_server(&ports, &credentials, &policy, &location.audit_log);
+        for_api_server.extend_from_slice(api_server_flags);
         let server = |name, arguments: Vec<OsString>| Server::new(name, &binaries.bin, data, arguments);
         Ok(Self {
             etcd: server("etcd", etcd(data, &ports)),
-            api_server: server("kube-apiserver", api_server(&ports, &credentials, &policy, &location.audit_log)),
+            api_server: server("kube-apiserver", for_api_server),
             controller_manager: server("kube-controller-manager", controller_manager(&credentials)),
             scheduler: server("kube-scheduler", scheduler(&credentials)),
             kwok: server("kwok", kwok(&credentials, &binaries.stages)),

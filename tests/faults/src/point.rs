@@ -53,6 +53,10 @@ pub enum Fault {
     CrashAfter,
     /// An event: the watch ends before it, and then its resource version is too old (410): a new list has to tell.
     Lose,
+    /// An event: as `Lose`, but the next watch is refused with that status instead of told in its stream.
+    LoseAndRefuse,
+    /// An event: the watch shows nothing any more, and does not end either, as if its connection had died without a word.
+    Silence,
     /// An event: the watch ends, and for this time lists and watches of this resource show the state before it.
     Stale(Duration),
 }
@@ -67,6 +71,8 @@ impl fmt::Display for Fault {
             Self::CrashBefore => f.write_str("crash before"),
             Self::CrashAfter => f.write_str("crash after"),
             Self::Lose => f.write_str("lose"),
+            Self::LoseAndRefuse => f.write_str("lose and refuse"),
+            Self::Silence => f.write_str("silence"),
             Self::Stale(time) => write!(f, "stale {time:?}"),
         }
     }

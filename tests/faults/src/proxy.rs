@@ -34,8 +34,8 @@ use crate::{
 
 /// What a proxy does besides handing on.
 pub struct Options {
-    /// The only ClusterReconciler that the host is shown, so that several hosts can work on one cluster.
-    pub reconciler: Option<String>,
+    /// The host is shown only reconcilers that have this value of the label `run`, so that several hosts can work on one cluster.
+    pub run: Option<String>,
     /// Where to fail, and how.
     pub fault: Option<(Point, Fault)>,
     /// Kills the host.
@@ -81,10 +81,16 @@ struct Traffic {
     fired: bool,
     /// Per watched resource, the resource versions that were shown, those of lists included.
     versions: HashMap<String, Vec<String>>,
-    /// Resources whose next watch is told that its resource version is too old.
-    expired: Vec<String>,
+    /// Resources whose next watch is told that its resource version is too old: in its stream, or by the status of the answer.
+    expired: HashMap<String, Expiry>,
     /// Resources whose lists are of an older state, and whose watches show nothing, until then.
     stale: HashMap<String, (String, Instant)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expiry {
+    InStream,
+    ByStatus,
 }
 
 type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
@@ -177,10 +183,10 @@ impl State {
         for name in [header::HOST, header::CONNECTION, HeaderName::from_static("keep-alive")] {
             request.headers_mut().remove(name);
         }
-        if let (Some(name), "list" | "watch", "clusterreconcilers" | "reconcilers") =
-            (&self.options.reconciler, asked.verb.as_str(), asked.resource.as_str())
+        if let (Some(run), "list" | "watch", "clusterreconcilers" | "reconcilers") =
+            (&self.options.run, asked.verb.as_str(), asked.resource.as_str())
         {
-            add_query(request.uri_mut(), &format!("fieldSelector=metadata.name%3D{name}"));
+            add_query(request.uri_mut(), &format!("labelSelector=run%3D{run}"));
         }
         if asked.verb == "watch" {
             return self.watch(request, asked.resource).await;
@@ -204,7 +210,7 @@ impl State {
                 self.crash().await;
                 return Err(Cut);
             }
-            Some(Fault::Lose | Fault::Stale(_)) | None => {}
+            Some(Fault::Lose | Fault::LoseAndRefuse | Fault::Silence | Fault::Stale(_)) | None => {}
         }
         if asked.verb == "list" {
             let stale = self.traffic().stale.get(&asked.resource).filter(|(_, until)| *until > Instant::now()).cloned();
@@ -241,15 +247,14 @@ impl State {
     }
 
     async fn watch(self: Arc<Self>, request: Request<Body>, resource: String) -> Result<Answer, Cut> {
-        let expired = {
-            let mut traffic = self.traffic();
-            let before = traffic.expired.len();
-            traffic.expired.retain(|expired| *expired != resource);
-            traffic.expired.len() < before
-        };
-        if expired {
-            let body = Full::new(Bytes::from_static(GONE.as_bytes())).map_err(never).boxed_unsync();
-            return Ok(json_answer(StatusCode::OK, body));
+        let expired = self.traffic().expired.remove(&resource);
+        match expired {
+            Some(Expiry::InStream) => {
+                let body = Full::new(Bytes::from_static(GONE.as_bytes())).map_err(never).boxed_unsync();
+                return Ok(json_answer(StatusCode::OK, body));
+            }
+            Some(Expiry::ByStatus) => return Ok(refusal(410)),
+            None => {}
         }
         let held = self.traffic().stale.get(&resource).map(|(_, until)| *until);
         if let Some(until) = held {
@@ -305,16 +310,21 @@ impl State {
         match fault {
             Some(Fault::CutBefore) => return None,
             Some(Fault::Lose) => {
-                self.traffic().expired.push(resource.to_owned());
+                self.traffic().expired.insert(resource.to_owned(), Expiry::InStream);
                 return None;
             }
+            Some(Fault::LoseAndRefuse) => {
+                self.traffic().expired.insert(resource.to_owned(), Expiry::ByStatus);
+                return None;
+            }
+            Some(Fault::Silence) => std::future::pending().await,
             Some(Fault::Stale(time)) => {
                 let mut traffic = self.traffic();
                 // Older than what the host has seen last, if there is anything older.
                 let versions = traffic.versions.get(resource).map(Vec::as_slice).unwrap_or_default();
                 if let Some(version) = versions.iter().rev().nth(1).or(versions.last()).cloned() {
                     traffic.stale.insert(resource.to_owned(), (version, Instant::now() + time));
-                    traffic.expired.push(resource.to_owned());
+                    traffic.expired.insert(resource.to_owned(), Expiry::InStream);
                 }
                 return None;
             }

@@ -16,7 +16,7 @@ use crate::{
     object::{Kind, Object, ObjectKey},
     plugin::{Answer, Child},
     reconcile::{apply::written, desired::Rules, projection::digest_object, remote::Record},
-    state::{Applied, ChildApply, ChildError, ChildKey, DesiredChild, Memory, Observed, Plan},
+    state::{Applied, ChildApply, ChildError, ChildKey, DesiredChild, Memory, Observed, Plan, Tie},
 };
 
 mod server;
@@ -274,8 +274,9 @@ impl World {
 
     fn reconcile(&mut self) -> Plan {
         let live: Vec<_> = self.children.keys().collect();
-        let remote: Vec<_> = self.wanted.iter().filter(|child| child.remote).map(|child| &child.key).collect();
-        if let Some(record) = Record::before(&self.parent(), &remote, &live, false, &self.kinds) {
+        let remote: Vec<_> =
+            self.wanted.iter().filter(|child| child.tie == Tie::Record).map(|child| &child.key).collect();
+        if let Some(record) = Record::before(&self.parent(), &remote, &live, &[], false, &self.kinds) {
             self.parent["metadata"]["annotations"][RECORD_ANNOTATION] = json!(serde_json::to_string(&record).unwrap());
         }
         let plan = self.plan(&self.memory);
@@ -428,7 +429,7 @@ proptest! {
         });
         let recorded: Vec<_> = children.iter().filter(|(_, (_, recorded, _))| *recorded).map(|(place, _)| key(*place)).collect();
         let parent = world.parent();
-        let record = Record::before(&parent, &recorded.iter().collect::<Vec<_>>(), &[], false, &world.kinds);
+        let record = Record::before(&parent, &recorded.iter().collect::<Vec<_>>(), &[], &[], false, &world.kinds);
         let observed = Observed { parent: Arc::new(parent), children: objects.collect(), record };
         let plan = world.plan_for(&observed, &world.check(&wishes), &Memory::default());
         let deleted: BTreeSet<_> = plan.deletes.into_iter().map(|delete| delete.key).collect();

@@ -51,6 +51,9 @@ struct Reply {
     versioned: bool,
     /// Show the time of the call in an annotation on each child, as no plugin should.
     stamped: bool,
+    /// Fill each child, a ConfigMap, with so many KiB of data.
+    #[serde(rename = "fillKiB")]
+    fill_kib: usize,
     /// One more child, which is no JSON.
     garbage: bool,
     /// A status of this size instead.
@@ -257,6 +260,11 @@ impl Reply {
         if self.stamped {
             for child in self.children.iter_mut().flatten() {
                 child["metadata"]["annotations"] = json!({ "t.example/called": now(request) });
+            }
+        }
+        if self.fill_kib > 0 {
+            for child in self.children.iter_mut().flatten() {
+                child["data"]["filler"] = json!("x".repeat(self.fill_kib << 10));
             }
         }
         let garbage = self.garbage.then(|| Child { object: "{\"kind\": garbage".to_owned(), options: "{}".to_owned() });
