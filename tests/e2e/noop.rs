@@ -577,6 +577,27 @@ async fn c42_a_prune_that_waits_says_for_whom() {
 }
 
 #[tokio::test]
+async fn noop_a_child_that_is_being_deleted_is_never_applied_also_when_the_watch_has_lost_it() {
+    let ns = namespace("dying").await;
+    ns.widget("w", json!({"reply": {"children": [config_map("c", "1")]}})).await;
+    synced(&ns.widgets(), "w").await;
+    edit(&ns.config_maps(), "c", json!({"metadata": {"finalizers": ["t.example/hold"]}})).await;
+    delete(&ns.config_maps(), "c", PropagationPolicy::Background).await;
+    // Without our label the watch shows it as gone.
+    let left =
+        edit(&ns.config_maps(), "c", json!({"metadata": {"labels": {"internal.pilothouse.dev/reconciler": null}}}))
+            .await;
+    let refused = || child_writes(&ns).iter().filter(|write| write.code == 409).count();
+    eventually("the host wants to make it, and may not", async || (refused() > 0).then_some(())).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let same = get(&ns.config_maps(), "c").await.expect("somebody holds it");
+    assert_eq!(same.metadata.resource_version, left.metadata.resource_version, "it is left alone");
+    edit(&ns.config_maps(), "c", json!({"metadata": {"finalizers": null}})).await;
+    until(&ns.config_maps(), "c", "made anew", |child| child.metadata.uid != left.metadata.uid).await;
+    synced(&ns.widgets(), "w").await;
+}
+
+#[tokio::test]
 async fn noop_a_namespace_that_is_being_deleted_is_a_wait() {
     let ns = namespace("terminating").await;
     ns.create(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "holds", "finalizers": ["t.example/hold"]}})).await;

@@ -208,6 +208,10 @@ impl Write<'_> {
         if !may_take {
             return Err(ChildError::NameCollision);
         }
+        if live.is_deleting() {
+            // Ours, and on its way: once it is gone there is something to create.
+            return Err(ChildError::Conflict(conflict));
+        }
         if managers::has_legacy(&live, self.manager, &self.child.options.adopt_field_managers) {
             self.fold().await?;
         }
