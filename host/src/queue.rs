@@ -230,7 +230,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         let Some(item) = self.items.get_mut(&run.key) else { return };
         item.running = false;
         item.agains = if next == Next::Again { item.agains + 1 } else { 0 };
-        self.retries += u64::from(matches!(next, Next::Failed(_) | Next::Immediately));
+        self.retries += u64::from(matches!(next, Next::Failed(_) | Next::Immediately | Next::Unstable));
         let planned = match next {
             Next::OnChange => Some(now + jitter(RESYNC)),
             Next::Forget | Next::Terminal => None,

@@ -18,6 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     identity::{self, Identity, RECONCILER_LABEL},
+    lookup,
     metrics::Calls,
     plugin::{CallLimits, Engine, LoadError, Plugin},
 };
@@ -90,7 +91,7 @@ impl History {
     /// # Errors
     /// If the API server does not say.
     pub async fn find(&self, id: &str) -> Result<Option<Material>, kube::Error> {
-        let kept = self.api.get_opt(&self.name(id)).await?;
+        let kept = lookup::get(&self.api, &self.name(id)).await?;
         let kept: Option<Kept> = kept.and_then(|kept| serde_json::from_value(kept.data?.0).ok());
         let material = kept.and_then(|kept| {
             Some(Material { bytes: BASE64_STANDARD.decode(kept.component).ok()?, config: kept.config })

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     crd::{ConfigMapRef, PluginSource},
-    telemetry,
+    lookup, telemetry,
     watch::watch,
 };
 
@@ -71,7 +71,7 @@ pub async fn fetch(client: &Client, source: &PluginSource, allow_paths: bool) ->
 
 async fn fetch_config_map(client: &Client, reference: &ConfigMapRef) -> Result<Vec<u8>, Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), &reference.namespace);
-    let config_map = match api.get_opt(&reference.name).await {
+    let config_map = match lookup::get(&api, &reference.name).await {
         Ok(Some(config_map)) => config_map,
         Ok(None) => return Err(Error::NoConfigMap(reference.clone())),
         Err(source) => return Err(Error::Read { reference: reference.clone(), source: source.into() }),

@@ -1,6 +1,6 @@
 //! host/docs/reference.md: what in it is generated from the code is current, and what is written by hand names all there is.
 //!
-//! `UPDATE_DOCS=1 cargo test -p pilothouse --test docs` writes it anew.
+//! `UPDATE_DOCS=1 cargo test --workspace --test docs` writes it anew.
 
 use std::{env, fmt::Write as _, fs, process::Command};
 
@@ -151,7 +151,7 @@ fn the_reference_is_current() {
     } else {
         assert!(
             page == before,
-            "host/docs/reference.md is not current; write it anew: UPDATE_DOCS=1 cargo test -p pilothouse --test docs reference"
+            "host/docs/reference.md is not current; write it anew: UPDATE_DOCS=1 cargo test --workspace --test docs reference"
         );
     }
 }
