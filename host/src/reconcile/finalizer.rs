@@ -28,21 +28,27 @@ pub enum Phase {
     Released,
 }
 
-/// The phase of a parent. `needed`: whether parents of this reconciler get the finalizer.
-pub fn phase(parent: &Object, finalizer: &str, needed: bool) -> Phase {
-    let ours = parent.finalizers().iter().any(|entry| entry == finalizer);
-    match (parent.is_deleting(), ours) {
-        (true, true) => Phase::Finalizing,
-        (true, false) => Phase::Released,
-        (false, false) if needed => Phase::New,
-        (false, _) => Phase::Live,
+impl Phase {
+    /// That of a parent. `ours`: our finalizer is on it; `needed`: it has to be, before anything is made for it.
+    pub fn of(deleting: bool, ours: bool, needed: bool) -> Self {
+        match (deleting, ours) {
+            (true, true) => Self::Finalizing,
+            (true, false) => Self::Released,
+            (false, false) if needed => Self::New,
+            (false, _) => Self::Live,
+        }
     }
+}
+
+/// Whether the finalizer is on the parent.
+pub fn is_on(parent: &Object, finalizer: &str) -> bool {
+    parent.finalizers().iter().any(|entry| entry == finalizer)
 }
 
 /// Whether a parent of which the watch says that it is gone has gone against the rules, as it was at last: with our finalizer on, and never
 /// marked for deletion. Else we, or a person, have taken the finalizer off.
 pub fn is_lost(parent: &Object, finalizer: &str) -> bool {
-    !parent.is_deleting() && parent.finalizers().iter().any(|entry| entry == finalizer)
+    !parent.is_deleting() && is_on(parent, finalizer)
 }
 
 /// Why a finalizer was not written.
@@ -133,11 +139,8 @@ mod tests {
             (&["a/b"], true, true, Phase::Released),
             (&[], true, false, Phase::Released),
         ] {
-            assert_eq!(
-                phase(&parent(finalizers, deleting), OURS, needed),
-                expected,
-                "{finalizers:?} {deleting} {needed}"
-            );
+            let ours = is_on(&parent(finalizers, deleting), OURS);
+            assert_eq!(Phase::of(deleting, ours, needed), expected, "{finalizers:?} {deleting} {needed}");
         }
     }
 
