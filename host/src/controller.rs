@@ -311,7 +311,7 @@ impl Controller {
     fn wake(&self, watched: Watched, change: &Change) {
         match watched {
             Watched::Parents => {
-                change.after.iter().for_each(|parent| self.context.see(parent));
+                change.after.iter().for_each(|parent| self.context.show(parent));
                 let after = change.after.as_deref();
                 if let Some(after) = after {
                     self.queue.changed(&ParentKey::of(after), after.resource_version());

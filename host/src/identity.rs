@@ -27,6 +27,9 @@ pub const PARENT_LABEL: &str = "internal.pilothouse.dev/parent-uid";
 /// taken for it.
 pub const BINDING_ANNOTATION: &str = "internal.pilothouse.dev/binding";
 
+/// The label on a child of a wave after the first: which one, as a number. It lets cleanup go the way back.
+pub const WAVE_LABEL: &str = "internal.pilothouse.dev/wave";
+
 /// The annotation on a parent that lists its children without an owner reference: written before they are made, and the
 /// proof that they may be deleted.
 pub const RECORD_ANNOTATION: &str = "internal.pilothouse.dev/remote-children";

@@ -5,6 +5,7 @@
 //! failed, and the step's error wins over an error of the status.
 
 use std::{
+    collections::HashMap,
     ops::ControlFlow::{self, Break, Continue},
     sync::{Arc, PoisonError},
     time::Duration,
@@ -39,6 +40,7 @@ mod memory;
 #[cfg(test)]
 mod model;
 mod observe;
+mod readiness;
 mod status;
 mod tell;
 
@@ -51,7 +53,7 @@ use self::{
     next_step::{Parent, Present, Step, View, next_step},
     plan::Owner,
     remote::Record,
-    tell::{Told, next_unless_untold, readiness},
+    tell::{Told, next_unless_untold, ready_condition},
 };
 use crate::{
     crd::Limits,
@@ -279,7 +281,7 @@ impl<'a> Turn<'a> {
                     // They are sorted.
                     let is_there = |key| answered.children.binary_search_by_key(&key, |(there, _)| there).is_ok();
                     next_step::Answer::Desired {
-                        ours_to_delete: ours.peek().is_some(),
+                        ours_to_delete: ours.peek().is_some() || DesiredChild::are_in_waves(&desired.children),
                         missing: ours.any(|child| !is_there(&child.key)),
                         unrecorded,
                     }
@@ -404,8 +406,13 @@ impl<'a> Turn<'a> {
         let tied = |tie| children.iter().filter(|child| child.tie == tie).map(|child| &child.key).collect::<Vec<_>>();
         let (wanted, loose) = (tied(Tie::Record), tied(Tie::Loose));
         let live: Vec<_> = observed.children.iter().map(|(key, _)| key).collect();
-        let cleans_up = self.revision.plugin.has_finalizer();
-        Record::before(&observed.parent, &wanted, &live, &loose, cleans_up, &self.context.child_kinds)
+        let cleanup = self.revision.plugin.has_finalizer();
+        let kinds = &self.context.child_kinds;
+        Record::before(&observed.parent, &wanted, &live, &loose, cleanup, kinds).or_else(|| {
+            // It says why our finalizer is on.
+            let says_why = observed.record.is_some() || !DesiredChild::are_in_waves(children);
+            (!says_why).then(|| Record { cleanup, ..Record::default() })
+        })
     }
 
     async fn record(&mut self) -> Result<ControlFlow<Next>, Error> {
@@ -443,7 +450,7 @@ impl<'a> Turn<'a> {
         };
         self.memory.ever_applied = Some(true);
         let applied = self.bring_about(&observed, &desired.children).await;
-        let ready = readiness(self.context, &parent, &desired);
+        let ready = ready_condition(self.context, &parent, &desired);
         let told = Told { report: &desired.report, ready };
         let applied = match applied {
             Ok(applied) => applied,
@@ -520,22 +527,45 @@ impl<'a> Turn<'a> {
         Ok(Continue(()))
     }
 
-    /// The children on record. Read one by one from the API server: before our finalizer goes, nothing may be left.
+    /// The last wave first; what others hold is waited for. Read one by one from the API server: before our finalizer goes, nothing may
+    /// be left.
     async fn delete_children(&mut self) -> Result<ControlFlow<Next>, Error> {
-        let record = self.parent().and_then(|parent| Record::of(&parent)).unwrap_or_default();
         let mut gone = true;
         let mut failures = Vec::new();
-        for key in record.keys(&self.context.child_kinds) {
-            match apply::delete_remote(self.context, &key, &self.key.uid).await {
-                Ok(is_gone) => gone &= is_gone,
-                Err(error) => failures.push((self.context.describe(&key), error)),
+        let ours = self.ours_to_delete();
+        for wave in ours.chunk_by(|(one, _), (other, _)| one == other) {
+            for (_, key) in wave {
+                match apply::delete_child(self.context, key, &self.key.uid).await {
+                    Ok(is_gone) => gone &= is_gone,
+                    Err(error) => failures.push((self.context.describe(key), error)),
+                }
             }
-        }
-        if !failures.is_empty() {
-            return Err(Error::Children(Failures { children: failures, waiting_deletes: 0 }));
+            if !failures.is_empty() {
+                return Err(Error::Children(Failures { children: failures, waiting_deletes: 0 }));
+            }
+            if !gone {
+                break;
+            }
         }
         self.children_gone = Some(gone);
         Ok(Continue(()))
+    }
+
+    /// The children on record, and in the background those of later waves; the last wave first. What else it owns is garbage once the
+    /// parent is gone.
+    fn ours_to_delete(&self) -> Vec<(u16, ChildKey)> {
+        let Some(parent) = self.parent() else { return Vec::new() };
+        let background = self.context.propagation(&parent) == "Background";
+        let observed = observe::observe(self.context, parent);
+        let waves: HashMap<_, _> =
+            observed.children.into_iter().map(|(key, child)| (key, plan::wave_of(&child))).collect();
+        let recorded = observed.record.unwrap_or_default().keys(&self.context.child_kinds);
+        let mut ours: Vec<_> =
+            recorded.into_iter().map(|key| (waves.get(&key).copied().unwrap_or_default(), key)).collect();
+        ours.extend(waves.into_iter().filter(|(_, wave)| *wave > 0 && background).map(|(key, wave)| (wave, key)));
+        ours.sort_unstable_by(|one, other| other.cmp(one));
+        ours.dedup();
+        ours
     }
 
     async fn wait(&mut self) -> Next {

@@ -80,6 +80,22 @@ pub struct ChildOptions {
     pub orphan: bool,
     /// `adoptFieldManagers`.
     pub adopt_field_managers: Vec<String>,
+    /// `wave`: it waits until the children of earlier waves are ready.
+    pub wave: u16,
+    /// `readiness`.
+    pub readiness: Readiness,
+}
+
+/// Who says whether a child is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Readiness {
+    /// The child itself, by the conventions of its kind.
+    #[default]
+    Auto,
+    /// The plugin: it is, once it exists.
+    Ready,
+    /// The plugin: it is not.
+    NotReady,
 }
 
 /// What to do when the API server refuses to change a field that cannot change.
@@ -126,6 +142,13 @@ pub struct Finalization {
     pub report: Report,
 }
 
+impl DesiredChild {
+    /// Whether some children of `children` come after others.
+    pub fn are_in_waves(children: &[Self]) -> bool {
+        children.windows(2).any(|two| two[0].options.wave != two[1].options.wave)
+    }
+}
+
 impl Finalization {
     /// There is nothing to clean up, and nothing to tell.
     pub fn finished() -> Self {
@@ -146,6 +169,8 @@ pub struct Plan {
     pub recognized: Vec<(ChildKey, LastApply)>,
     /// Children that are being deleted; their end wakes the parent.
     pub deleting: Vec<ChildKey>,
+    /// Children that wait until those of earlier waves are ready.
+    pub waiting: Vec<ChildKey>,
 }
 
 /// One server-side apply.

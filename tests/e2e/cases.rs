@@ -152,7 +152,7 @@ async fn c05_a_reconcile_that_fails_touches_nothing() {
             json!({"garbage": null, "children": [config_map("a", "2"), {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}]}),
             "InvalidAnswer",
         ),
-        (json!({"children": [{"object": config_map("a", "2"), "options": {"wave": 1}}]}), "InvalidAnswer"),
+        (json!({"children": [{"object": config_map("a", "2"), "options": {"vawe": 1}}]}), "InvalidAnswer"),
     ] {
         edit(&ns.widgets(), "w", json!({"spec": {"reply": reply}})).await;
         let parent = until(&ns.widgets(), "w", reason, |parent| {

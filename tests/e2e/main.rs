@@ -19,3 +19,4 @@ mod seed;
 mod swap;
 mod sweep;
 mod tenants;
+mod waves;

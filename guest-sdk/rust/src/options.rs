@@ -22,6 +22,10 @@ pub struct ChildOptions {
     deletion_policy: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     adopt_field_managers: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wave: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    readiness: Option<&'static str>,
 }
 
 impl ChildOptions {
@@ -57,7 +61,17 @@ impl ChildOptions {
         Self { adopt_field_managers: managers.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// As JSON: texts and lists of texts always are.
+    /// Make and change this child only when all children of earlier waves are ready, and delete it before them; 0 (the default) to 1,000.
+    pub fn wave(self, wave: u16) -> Self {
+        Self { wave: Some(wave), ..self }
+    }
+
+    /// Whether this child is ready is said here, rather than by the conventions of its kind. One that does not exist never is.
+    pub fn ready(self, ready: bool) -> Self {
+        Self { readiness: Some(if ready { "Ready" } else { "NotReady" }), ..self }
+    }
+
+    /// As JSON: texts, numbers and lists of texts always are.
     pub(crate) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -75,5 +89,7 @@ mod tests {
             r#"{"updateStrategy":"Recreate","adoptionPolicy":"IfUnowned","deletionPolicy":"Orphan","adoptFieldManagers":["old"]}"#
         );
         assert_eq!(ChildOptions::new().on_delete().json(), r#"{"updateStrategy":"OnDelete"}"#);
+        assert_eq!(ChildOptions::new().wave(2).ready(false).json(), r#"{"wave":2,"readiness":"NotReady"}"#);
+        assert_eq!(ChildOptions::new().ready(true).json(), r#"{"readiness":"Ready"}"#);
     }
 }

@@ -32,7 +32,7 @@ const TRIES: usize = 3;
 /// Carries out the plan for the parent with this UID.
 pub(super) async fn apply(context: &Context, plan: Plan, parent_uid: &str, manager: &str) -> Applied {
     let mut applied = Applied::default();
-    let mut complete = true;
+    let mut complete = plan.waiting.is_empty();
     let writes = stream::iter(plan.applies).map(|child| async move {
         let write = Write { context, api: api(context, &child.key), child: &child, parent_uid, manager };
         let result = write.run().await;
@@ -367,8 +367,8 @@ async fn delete(context: &Context, child: &ChildDelete) -> Result<(), ChildError
     }
 }
 
-/// Deletes a child that has no owner reference, if it is still bound to the parent with this UID; whether it is gone.
-pub(super) async fn delete_remote(context: &Context, key: &ChildKey, parent_uid: &str) -> Result<bool, ChildError> {
+/// Deletes a child, if it still belongs to the parent with this UID; whether it is gone.
+pub(super) async fn delete_child(context: &Context, key: &ChildKey, parent_uid: &str) -> Result<bool, ChildError> {
     let kind = context.child_kinds[key.kind].group_kind();
     let Some(live) = lookup::get(&api(context, key), &key.object.name).await? else { return Ok(true) };
     if live.parent_uid(&kind) != Some(parent_uid) {

@@ -147,14 +147,18 @@ impl Context {
         }
     }
 
-    /// Every state of a parent passes here when it is seen.
-    pub fn see(&self, parent: &Object) {
-        let mut orphaned = self.orphaned.lock().unwrap_or_else(PoisonError::into_inner);
-        if parent.is_deleting() && parent.finalizers().iter().any(|finalizer| finalizer == "orphan") {
-            orphaned.insert(parent.uid().to_owned());
-        }
+    /// The watch shows this state of a parent.
+    pub fn show(&self, parent: &Object) {
+        self.see(parent);
         // It had only left the selection.
         self.vanished.lock().unwrap_or_else(PoisonError::into_inner).remove(parent.uid());
+    }
+
+    /// Every state of a parent passes here when it is seen. That of an answer may be older than what the watch has told.
+    pub(super) fn see(&self, parent: &Object) {
+        if parent.is_deleting() && parent.finalizers().iter().any(|finalizer| finalizer == "orphan") {
+            self.orphaned.lock().unwrap_or_else(PoisonError::into_inner).insert(parent.uid().to_owned());
+        }
     }
 
     /// The watch no longer shows this parent.

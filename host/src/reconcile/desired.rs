@@ -13,7 +13,10 @@ use crate::{
     identity::DOMAIN,
     object::{FIELD_MANAGER_PREFIX, Kind, Object, ObjectKey},
     plugin::{Answer, Child, Cleanup, Condition, Event, FinalizeAnswer, Next, describe::KindName},
-    state::{AdoptionPolicy, ChildKey, ChildOptions, Desired, DesiredChild, Finalization, Report, Tie, UpdateStrategy},
+    state::{
+        AdoptionPolicy, ChildKey, ChildOptions, Desired, DesiredChild, Finalization, Readiness, Report, Tie,
+        UpdateStrategy,
+    },
 };
 
 /// Parts of a child's metadata that the host or the API server decides.
@@ -33,6 +36,8 @@ const RESERVED_CONDITIONS: [&str; 1] = ["Synced"];
 const RESERVED_STATUS: [&str; 2] = ["conditions", "observedGeneration"];
 /// An Event's reason, by the API (events.k8s.io/v1).
 const MAX_REASON: usize = 128;
+/// The last wave that there can be.
+const LAST_WAVE: u16 = 1000;
 /// An Event's note, by the API (events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
 /// Anything faster is polling.
@@ -155,10 +160,11 @@ impl Rules<'_> {
             (false, false) => Tie::Record,
         };
         let of_object = digest_object(&object);
-        let digest = match tie {
-            // For the same object another tie is another apply. Which of these two it is, its name decides.
-            Tie::Owner | Tie::Record => of_object,
-            Tie::Loose => digest(&json!(["loose", of_object])),
+        let digest = match (tie, options.wave) {
+            // For the same object another tie or wave is another apply. Which of these two ties it is, its name decides.
+            (Tie::Owner | Tie::Record, 0) => of_object,
+            (Tie::Owner | Tie::Record, wave) => digest(&json!(["wave", wave, of_object])),
+            (Tie::Loose, _) => digest(&json!(["loose", of_object])),
         };
         let key = ChildKey { kind: place, object: ObjectKey { namespace, name } };
         Ok(DesiredChild { key, object, digest, tie, options })
@@ -342,6 +348,11 @@ fn options(path: &str, text: &str) -> Result<ChildOptions, Error> {
             "deletionPolicy" => {
                 options.orphan = one_of(&path_of_key, &value, &[("Delete", false), ("Orphan", true)])?;
             }
+            "wave" => options.wave = wave(&path_of_key, &value)?,
+            "readiness" => {
+                let known = [("Auto", Readiness::Auto), ("Ready", Readiness::Ready), ("NotReady", Readiness::NotReady)];
+                options.readiness = one_of(&path_of_key, &value, &known)?;
+            }
             "adoptFieldManagers" => options.adopt_field_managers = field_managers(&path_of_key, value)?,
             _ => return unknown(path, &key),
         }
@@ -358,6 +369,11 @@ fn one_of<T: Copy>(path: &str, value: &Value, known: &[(&str, T)]) -> Result<T, 
         },
         Ok,
     )
+}
+
+fn wave(path: &str, value: &Value) -> Result<u16, Error> {
+    let wave = value.as_u64().and_then(|wave| u16::try_from(wave).ok()).filter(|wave| *wave <= LAST_WAVE);
+    wave.map_or_else(|| refuse(path, format!("is {value}; it must be a number from 0 to {LAST_WAVE}")), Ok)
 }
 
 fn field_managers(path: &str, value: Value) -> Result<Vec<String>, Error> {
@@ -520,9 +536,9 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_refuses_the_answer() {
-        let child = Child { object: config_map("a").to_string(), options: r#"{"wave":1}"#.to_owned() };
+        let child = Child { object: config_map("a").to_string(), options: r#"{"vawe":1}"#.to_owned() };
         let answer = Answer { children: vec![child], extra: "{}".to_owned(), ..Answer::default() };
-        assert!(check_answer(answer).unwrap_err().starts_with("children[0].options.wave"));
+        assert!(check_answer(answer).unwrap_err().starts_with("children[0].options.vawe"));
         let answer = Answer { extra: r#"{"x":1}"#.to_owned(), ..Answer::default() };
         assert!(check_answer(answer).unwrap_err().starts_with("extra.x"));
         let child = Child { object: "{\"a\":".to_owned(), options: "{}".to_owned() };
@@ -542,8 +558,11 @@ mod tests {
             adoption: AdoptionPolicy::IfUnowned,
             orphan: true,
             adopt_field_managers: vec!["old".to_owned()],
+            wave: 3,
+            readiness: Readiness::NotReady,
         };
-        let options = json!({"updateStrategy": "Recreate", "adoptionPolicy": "IfUnowned", "deletionPolicy": "Orphan", "adoptFieldManagers": ["old"]});
+        let options = json!({"updateStrategy": "Recreate", "adoptionPolicy": "IfUnowned", "deletionPolicy": "Orphan",
+            "adoptFieldManagers": ["old"], "wave": 3, "readiness": "NotReady"});
         assert_eq!(with(options), Ok(expected));
         assert_eq!(with(json!({"updateStrategy": "Apply", "adoptFieldManagers": []})), Ok(ChildOptions::default()));
         for (options, error) in [
@@ -559,7 +578,10 @@ mod tests {
                 json!({"deletionPolicy": "orphan"}),
                 "children[0].options.deletionPolicy: is \"orphan\"; it must be one of Delete, Orphan",
             ),
-            (json!({"wave": 1}), "children[0].options.wave"),
+            (json!({"wave": 1001}), "children[0].options.wave: is 1001; it must be a number from 0 to 1000"),
+            (json!({"wave": -1}), "children[0].options.wave: is -1"),
+            (json!({"readiness": true}), "children[0].options.readiness: is true"),
+            (json!({"vawe": 1}), "children[0].options.vawe"),
             (json!([]), "children[0].options: is not a JSON object"),
         ] {
             let refused = with(options).unwrap_err();

@@ -31,6 +31,7 @@ use super::{
     plan::{Owner, plan},
     projection::{digest, projection, projection_of},
     quantity::quantity,
+    readiness,
     remote::Record,
     status,
 };
@@ -270,7 +271,11 @@ fn an_object_is_read_or_refused() {
         let typed = read(typed.json());
         assert!(read(object.json()).is_none() || typed.is_some_and(|typed| typed.get("kind").is_some()));
         let _ = (object.parent_uid("ConfigMap"), object.labels(), object.overhead(), object.annotation(other));
-        let _ = (status::is_ready(&object), status::live_condition(&object, "Synced"), finalizer::is_on(&object, "x"));
+        let _ = (
+            readiness::is_ready_by_itself(&object),
+            status::live_condition(&object, "Synced"),
+            finalizer::is_on(&object, "x"),
+        );
         let recorded = json!({"metadata": {"name": "p", "uid": "u-p", "annotations": {RECORD_ANNOTATION: one}}});
         let recorded = Object::from_json(&recorded.to_string()).unwrap();
         let keys = Record::of(&recorded).map(|record| record.keys(&kinds())).unwrap_or_default();

@@ -8,11 +8,12 @@ use super::{
     coverage::differences,
     managers,
     projection::{projection, projection_of},
+    readiness::is_ready,
 };
 use crate::{
-    identity::{APPLIED_LABEL, BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, applied, binding},
+    identity::{APPLIED_LABEL, BINDING_ANNOTATION, PARENT_LABEL, RECONCILER_LABEL, WAVE_LABEL, applied, binding},
     object::{Kind, Object},
-    state::{ChildApply, ChildDelete, DesiredChild, Held, LastApply, Memory, Observed, Plan, Tie},
+    state::{ChildApply, ChildDelete, ChildKey, DesiredChild, Held, LastApply, Memory, Observed, Plan, Tie},
 };
 
 /// Whose children they are to be.
@@ -32,49 +33,28 @@ pub struct Owner<'a> {
 /// A child that is as it should be is left alone: its plugin wants what it wanted at our last apply, and nothing of ours has
 /// changed since (see [`projection`]). If nothing is remembered, or something seems to have changed, it is compared with all that we
 /// would send (see [`differences`]). A child that is being deleted is left alone, too; its end will wake the parent.
+///
+/// Waves: a child waits while one of an earlier wave is missing, about to be written, being deleted, or not ready.
 pub fn plan(observed: &Observed, desired: &[DesiredChild], memory: &Memory, owner: &Owner<'_>) -> Plan {
     let live: HashMap<_, _> = observed.children.iter().map(|(key, child)| (key, child.as_ref())).collect();
     let mut plan = Plan::default();
-    for child in desired {
-        let apply = |body, changed, fold| ChildApply {
-            key: child.key.clone(),
-            body,
-            digest: child.digest,
-            create: !live.contains_key(&child.key),
-            changed,
-            fold,
-            options: child.options.clone(),
+    let last = desired.iter().map(|child| child.options.wave).max().unwrap_or_default();
+    // The first wave that is not complete yet: those after it wait.
+    let mut open = last;
+    for child in in_waves(desired) {
+        let wave = child.options.wave;
+        if wave > open {
+            plan.waiting.push(child.key.clone());
+            continue;
+        }
+        let before = plan.applies.len() + plan.deleting.len();
+        plan_child(&mut plan, child, &live, observed, memory, owner);
+        let is_done = || {
+            let left_alone = plan.applies.len() + plan.deleting.len() == before;
+            left_alone && live.get(&child.key).is_some_and(|live| is_ready(child, live))
         };
-        let Some(live) = live.get(&child.key) else {
-            plan.applies.push(apply(body(child, None, &observed.parent, owner), true, false));
-            continue;
-        };
-        if live.is_deleting() {
-            plan.deleting.push(child.key.clone());
-            continue;
-        }
-        let last = memory.children.get(&child.key);
-        let fold = managers::has_legacy(live, owner.manager, &child.options.adopt_field_managers);
-        if !fold && last.is_some_and(|last| is_unchanged(live, child, last, owner.manager)) {
-            plan.unchanged.push((child.key.clone(), live.resource_version().to_owned()));
-            continue;
-        }
-        if memory.held.get(&child.key).is_some_and(|held| is_held(held, child, live)) {
-            continue;
-        }
-        let body = body(child, Some(live.uid()), &observed.parent, owner);
-        let changed = last.map(|last| last.desired != child.digest);
-        if changed == Some(true) {
-            plan.applies.push(apply(body, true, fold));
-            continue;
-        }
-        // Also if another apply is remembered: a map of ours that is sent empty is all in the projection, whoever fills it.
-        match recognize(live, child, &body, owner.manager) {
-            Recognized::Same(last) if !fold => plan.recognized.push((child.key.clone(), last)),
-            recognized => {
-                let changed = changed.unwrap_or(matches!(recognized, Recognized::Changed));
-                plan.applies.push(apply(body, changed, fold));
-            }
+        if wave < open && !is_done() {
+            open = wave;
         }
     }
     let wanted: std::collections::HashSet<_> = desired.iter().map(|child| &child.key).collect();
@@ -89,6 +69,64 @@ pub fn plan(observed: &Observed, desired: &[DesiredChild], memory: &Memory, owne
     });
     plan.deletes = unwanted.map(|(key, child)| ChildDelete { key: key.clone(), uid: child.uid().to_owned() }).collect();
     plan
+}
+
+/// What is to be done about one child that is wanted.
+fn plan_child(
+    plan: &mut Plan,
+    child: &DesiredChild,
+    live: &HashMap<&ChildKey, &Object>,
+    observed: &Observed,
+    memory: &Memory,
+    owner: &Owner<'_>,
+) {
+    let apply = |body, changed, fold| ChildApply {
+        key: child.key.clone(),
+        body,
+        digest: child.digest,
+        create: !live.contains_key(&child.key),
+        changed,
+        fold,
+        options: child.options.clone(),
+    };
+    let Some(live) = live.get(&child.key) else {
+        plan.applies.push(apply(body(child, None, &observed.parent, owner), true, false));
+        return;
+    };
+    if live.is_deleting() {
+        plan.deleting.push(child.key.clone());
+        return;
+    }
+    let last = memory.children.get(&child.key);
+    let fold = managers::has_legacy(live, owner.manager, &child.options.adopt_field_managers);
+    if !fold && last.is_some_and(|last| is_unchanged(live, child, last, owner.manager)) {
+        plan.unchanged.push((child.key.clone(), live.resource_version().to_owned()));
+        return;
+    }
+    if memory.held.get(&child.key).is_some_and(|held| is_held(held, child, live)) {
+        return;
+    }
+    let body = body(child, Some(live.uid()), &observed.parent, owner);
+    let changed = last.map(|last| last.desired != child.digest);
+    if changed == Some(true) {
+        plan.applies.push(apply(body, true, fold));
+        return;
+    }
+    // Also if another apply is remembered: a map of ours that is sent empty is all in the projection, whoever fills it.
+    match recognize(live, child, &body, owner.manager) {
+        Recognized::Same(last) if !fold => plan.recognized.push((child.key.clone(), last)),
+        recognized => {
+            let changed = changed.unwrap_or(matches!(recognized, Recognized::Changed));
+            plan.applies.push(apply(body, changed, fold));
+        }
+    }
+}
+
+/// The children in the order of their waves; most have only one.
+pub(super) fn in_waves(desired: &[DesiredChild]) -> Vec<&DesiredChild> {
+    let mut ordered: Vec<_> = desired.iter().collect();
+    ordered.sort_by_key(|child| child.options.wave);
+    ordered
 }
 
 fn is_unchanged(live: &Object, child: &DesiredChild, last: &LastApply, manager: &str) -> bool {
@@ -138,12 +176,20 @@ pub(super) fn applied_for(live: &Value) -> Option<&str> {
     live.get("metadata")?.get("labels")?.get(APPLIED_LABEL)?.as_str()
 }
 
+/// The wave of a live child.
+pub(super) fn wave_of(live: &Object) -> u16 {
+    live.labels().get(WAVE_LABEL).and_then(|wave| wave.parse().ok()).unwrap_or_default()
+}
+
 /// What is sent: what the plugin decides, our marks and owner reference, and the one object that may be meant.
 fn body(child: &DesiredChild, uid: Option<&str>, parent: &Object, owner: &Owner<'_>) -> Map<String, Value> {
     let mut body = child.object.clone();
     if let Some(Value::Object(metadata)) = body.get_mut("metadata") {
         mark(metadata, "labels", RECONCILER_LABEL, owner.label);
         mark(metadata, "labels", APPLIED_LABEL, &applied(&child.digest));
+        if child.options.wave > 0 && child.tie != Tie::Loose {
+            mark(metadata, "labels", WAVE_LABEL, &child.options.wave.to_string());
+        }
         if child.tie == Tie::Owner {
             metadata.insert("ownerReferences".to_owned(), owner_reference(parent, owner.kind));
         } else {
@@ -265,8 +311,14 @@ mod tests {
         let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();
         let mut live = Value::from(body(child, Some("u-a"), &parent, &owner(&parent_kind(), &child_kinds())));
         live["metadata"]["resourceVersion"] = "5".into();
+        let labels: Map<_, _> = live["metadata"]["labels"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|label| (format!("f:{label}"), json!({})))
+            .collect();
         live["metadata"]["managedFields"] = json!([{"manager": MANAGER, "operation": "Apply", "fieldsV1": {
-            "f:metadata": {"f:labels": {format!("f:{RECONCILER_LABEL}"): {}, format!("f:{APPLIED_LABEL}"): {}},
+            "f:metadata": {"f:labels": labels,
                 "f:ownerReferences": {"k:{\"uid\":\"u-p\"}": {}}},
             "f:data": {"f:k": {}}}}]);
         live
@@ -455,5 +507,67 @@ mod tests {
     fn an_unwanted_child_is_deleted_by_uid() {
         let plan = plan_for(&[live("a", "1", "5", "")], &[], &HashMap::new());
         assert_eq!(plan.deletes, [ChildDelete { key: key("a"), uid: "u-a".into() }]);
+    }
+
+    fn in_wave(name: &str, wave: u16) -> DesiredChild {
+        let child = wanted(name, "1");
+        DesiredChild { options: ChildOptions { wave, ..ChildOptions::default() }, ..child }
+    }
+
+    #[test]
+    fn a_wave_waits_until_the_one_before_is_there_and_ready() {
+        let names = |keys: &[ChildKey]| keys.iter().map(|key| key.object.name.clone()).collect::<Vec<_>>();
+        let applied = |plan: &Plan| {
+            let keys: Vec<_> = plan.applies.iter().map(|apply| apply.key.clone()).collect();
+            names(&keys)
+        };
+        let desired = [in_wave("last", 7), in_wave("first", 0), in_wave("second", 2), in_wave("also", 0)];
+        let live = |child: &DesiredChild| Arc::new(Object::from_json(&in_sync(child).to_string()).unwrap());
+        let named = |name: &str| {
+            let child = desired.iter().find(|child| child.key.object.name == name).unwrap();
+            let mut object = in_sync(child);
+            object["metadata"]["name"] = name.into();
+            object["metadata"]["uid"] = format!("u-{name}").into();
+            Arc::new(Object::from_json(&object.to_string()).unwrap())
+        };
+        let plan = |children: &[Arc<Object>], desired: &[DesiredChild]| plan_for(children, desired, &HashMap::new());
+
+        let nothing = plan(&[], &desired);
+        assert_eq!(
+            (applied(&nothing), names(&nothing.waiting)),
+            (vec!["first".into(), "also".into()], vec!["second".into(), "last".into()])
+        );
+        let half = plan(&[named("first")], &desired);
+        assert_eq!((applied(&half), half.waiting.len()), (vec!["also".into()], 2), "one of a wave is missing");
+        let one = plan(&[named("first"), named("also")], &desired);
+        assert_eq!((applied(&one), names(&one.waiting)), (vec!["second".into()], vec!["last".into()]));
+        let all = plan(&[named("first"), named("also"), named("second")], &desired);
+        assert_eq!((applied(&all), all.waiting.len()), (vec!["last".into()], 0));
+
+        // What was made already waits, too: it is neither changed nor deleted.
+        let mut again = desired.clone();
+        again[1].options.readiness = crate::state::Readiness::NotReady;
+        again[0] = DesiredChild { options: again[0].options.clone(), ..wanted("last", "2") };
+        let stale = live(&in_wave("last", 7));
+        let held = plan(&[named("first"), named("also"), named("second"), stale], &again);
+        assert_eq!(
+            (applied(&held).len(), names(&held.waiting), held.deletes.len()),
+            (0, vec!["second".into(), "last".into()], 0)
+        );
+    }
+
+    #[test]
+    fn a_child_of_a_later_wave_carries_its_number() {
+        let child = in_wave("a", 3);
+        let live = Object::from_json(&in_sync(&child).to_string()).unwrap();
+        assert_eq!(wave_of(&live), 3);
+        assert_eq!(wave_of(&Object::from_json(&in_sync(&wanted("a", "1")).to_string()).unwrap()), 0);
+        assert_eq!(
+            wave_of(
+                &Object::from_json(r#"{"metadata":{"name":"a","labels":{"internal.pilothouse.dev/wave":"x"}}}"#)
+                    .unwrap()
+            ),
+            0
+        );
     }
 }

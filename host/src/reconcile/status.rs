@@ -272,60 +272,6 @@ pub(super) fn ready(wanted: usize, ready: usize, waiting_for: Option<String>) ->
     Condition { kind: "Ready".to_owned(), status, reason: reason.to_owned(), message }
 }
 
-/// Whether a child does what it is there for, by the conventions of its kind: a condition `Ready` or `Available`, or as many
-/// ready replicas as are asked for. A kind that says nothing of itself is ready when it exists.
-pub(super) fn is_ready(child: &Object) -> bool {
-    #[derive(Deserialize)]
-    struct Probe {
-        spec: Option<Spec>,
-        status: Option<Status>,
-        kind: Option<String>,
-    }
-    #[derive(Deserialize, Default)]
-    struct Spec {
-        replicas: Option<i64>,
-    }
-    #[derive(Deserialize, Default)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Status {
-        observed_generation: Option<i64>,
-        conditions: Vec<Probed>,
-        ready_replicas: i64,
-        desired_number_scheduled: i64,
-        number_ready: i64,
-    }
-    #[derive(Deserialize)]
-    struct Probed {
-        #[serde(rename = "type")]
-        kind: String,
-        status: String,
-    }
-    // Anything else under these names is not the convention, so it says nothing.
-    let Ok(probe) = serde_json::from_str::<Probe>(child.json()) else { return true };
-    let replicas = probe.spec.unwrap_or_default().replicas.unwrap_or(1);
-    let Some(status) = probe.status else {
-        return !matches!(
-            probe.kind.as_deref(),
-            Some("Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" | "Pod" | "Job")
-        );
-    };
-    if status.observed_generation.is_some_and(|observed| observed < child.generation()) {
-        return false;
-    }
-    match probe.kind.as_deref() {
-        Some("StatefulSet" | "ReplicaSet") => return status.ready_replicas >= replicas,
-        Some("DaemonSet") => return status.number_ready >= status.desired_number_scheduled,
-        Some("Job") => return status.conditions.iter().any(|it| it.kind == "Complete" && it.status == "True"),
-        _ => {}
-    }
-    let telling = status.conditions.iter().find(|condition| condition.kind == "Ready");
-    let telling = telling.or_else(|| status.conditions.iter().find(|condition| condition.kind == "Available"));
-    match telling {
-        Some(condition) => condition.status == "True",
-        None => !matches!(probe.kind.as_deref(), Some("Deployment" | "Pod")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,29 +355,5 @@ mod tests {
         let conditions = wanted["conditions"].as_array().unwrap();
         assert_eq!(conditions.len(), 2);
         assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("Ready"), &json!("Migrating")));
-    }
-
-    #[test]
-    fn readiness_by_the_conventions_of_each_kind() {
-        let child = |kind: &str, spec: Value, status: Value| {
-            let object = json!({"kind": kind, "metadata": {"name": "x", "uid": "u", "generation": 2}, "spec": spec, "status": status});
-            is_ready(&Object::from_json(&object.to_string()).unwrap())
-        };
-        let condition = |kind: &str, status: &str| json!({"observedGeneration": 2, "conditions": [{"type": kind, "status": status}]});
-        assert!(child("Deployment", json!({}), condition("Available", "True")));
-        assert!(!child("Deployment", json!({}), condition("Available", "False")));
-        assert!(!child("Deployment", json!({}), json!({"observedGeneration": 2})));
-        assert!(!child(
-            "Deployment",
-            json!({}),
-            json!({"observedGeneration": 1, "conditions": [{"type": "Available", "status": "True"}]})
-        ));
-        assert!(child("StatefulSet", json!({"replicas": 2}), json!({"readyReplicas": 2})));
-        assert!(!child("StatefulSet", json!({"replicas": 2}), json!({"readyReplicas": 1})));
-        assert!(!child("Job", json!({}), json!({"active": 1})));
-        assert!(child("Job", json!({}), condition("Complete", "True")));
-        assert!(!child("Thing", json!({}), condition("Ready", "False")));
-        assert!(child("ConfigMap", json!({}), Value::Null));
-        assert!(child("Odd", json!("text"), json!("text")));
     }
 }

@@ -2,7 +2,7 @@
 
 use tracing::{Instrument as _, Span, debug_span};
 
-use super::{Context, Error, Subject, Turn, handles, status};
+use super::{Context, Error, Subject, Turn, handles, plan::in_waves, readiness::is_ready, status};
 use crate::{
     lookup,
     object::Object,
@@ -36,12 +36,12 @@ impl Told<'_> {
 }
 
 /// The condition `Ready`, from the children as the store has them now.
-pub(super) fn readiness(context: &Context, parent: &Object, desired: &Desired) -> Condition {
+pub(super) fn ready_condition(context: &Context, parent: &Object, desired: &Desired) -> Condition {
     let mut ready = 0;
     let mut waiting_for = None;
-    for child in &desired.children {
+    for child in in_waves(&desired.children) {
         let live = context.children[child.key.kind].get(&child.key.object);
-        if live.is_some_and(|live| context.is_child(&child.key, &live, parent) && status::is_ready(&live)) {
+        if live.is_some_and(|live| context.is_child(&child.key, &live, parent) && is_ready(child, &live)) {
             ready += 1;
         } else if waiting_for.is_none() {
             waiting_for = Some(context.describe(&child.key));

@@ -11,7 +11,7 @@ use crate::{
     object::{Kind, ObjectKey},
     output,
     plugin::{self, EventKind},
-    state::{AdoptionPolicy, ChildOptions, Desired, DesiredChild, Finalization, Report, UpdateStrategy},
+    state::{AdoptionPolicy, ChildOptions, Desired, DesiredChild, Finalization, Readiness, Report, UpdateStrategy},
 };
 
 /// What a plugin answers: the document of `pilothouse render -o json`. Its keys are there to stay.
@@ -273,7 +273,8 @@ impl Child {
 }
 
 /// Those that are not the default, as the contract writes them.
-fn options(ChildOptions { update, adoption, orphan, adopt_field_managers }: &ChildOptions) -> Map<String, Value> {
+fn options(options: &ChildOptions) -> Map<String, Value> {
+    let ChildOptions { update, adoption, orphan, adopt_field_managers, wave, readiness } = options;
     let update = match update {
         UpdateStrategy::Apply => None,
         UpdateStrategy::Recreate => Some(json!("Recreate")),
@@ -285,11 +286,18 @@ fn options(ChildOptions { update, adoption, orphan, adopt_field_managers }: &Chi
     };
     let deletion = orphan.then(|| json!("Orphan"));
     let managers = (!adopt_field_managers.is_empty()).then(|| json!(adopt_field_managers));
+    let readiness = match readiness {
+        Readiness::Auto => None,
+        Readiness::Ready => Some(json!("Ready")),
+        Readiness::NotReady => Some(json!("NotReady")),
+    };
     let all = [
         ("updateStrategy", update),
         ("adoptionPolicy", adoption),
         ("deletionPolicy", deletion),
         ("adoptFieldManagers", managers),
+        ("wave", (*wave > 0).then(|| json!(wave))),
+        ("readiness", readiness),
     ];
     all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
@@ -381,11 +389,13 @@ mod tests {
             adoption: AdoptionPolicy::IfUnowned,
             orphan: true,
             adopt_field_managers: vec!["old".to_owned()],
+            wave: 2,
+            readiness: Readiness::Ready,
         };
         let children = vec![child(None, ChildOptions::default()), child(None, options)];
         let text = Rendered::of_desired(desired(None), children).children_text().unwrap();
         let document = "kind: Secret\nmetadata:\n  name: a\n";
-        let comment = r#"# options: {"updateStrategy":"OnDelete","adoptionPolicy":"IfUnowned","deletionPolicy":"Orphan","adoptFieldManagers":["old"]}"#;
+        let comment = r#"# options: {"updateStrategy":"OnDelete","adoptionPolicy":"IfUnowned","deletionPolicy":"Orphan","adoptFieldManagers":["old"],"wave":2,"readiness":"Ready"}"#;
         assert_eq!(text, format!("---\n{document}---\n{comment}\n{document}"));
     }
 
