@@ -41,6 +41,7 @@ mod memory;
 mod model;
 mod observe;
 mod readiness;
+mod restored;
 mod status;
 mod tell;
 
@@ -530,12 +531,14 @@ impl<'a> Turn<'a> {
     /// The last wave first; what others hold is waited for. Read one by one from the API server: before our finalizer goes, nothing may
     /// be left.
     async fn delete_children(&mut self) -> Result<ControlFlow<Next>, Error> {
+        let Some(parent) = self.parent() else { return Ok(Break(Next::Forget)) };
+        let record = Record::of(&parent).unwrap_or_default();
         let mut gone = true;
         let mut failures = Vec::new();
-        let ours = self.ours_to_delete();
+        let ours = self.ours_to_delete(&parent, &record);
         for wave in ours.chunk_by(|(one, _), (other, _)| one == other) {
             for (_, key) in wave {
-                match apply::delete_child(self.context, key, &self.key.uid).await {
+                match apply::delete_child(self.context, key, &parent, &record).await {
                     Ok(is_gone) => gone &= is_gone,
                     Err(error) => failures.push((self.context.describe(key), error)),
                 }
@@ -553,15 +556,13 @@ impl<'a> Turn<'a> {
 
     /// The children on record, and in the background those of later waves; the last wave first. What else it owns is garbage once the
     /// parent is gone.
-    fn ours_to_delete(&self) -> Vec<(u16, ChildKey)> {
-        let Some(parent) = self.parent() else { return Vec::new() };
-        let background = self.context.propagation(&parent) == "Background";
-        let observed = observe::observe(self.context, parent);
+    fn ours_to_delete(&self, parent: &Arc<Object>, record: &Record) -> Vec<(u16, ChildKey)> {
+        let background = self.context.propagation(parent) == "Background";
+        let observed = observe::observe(self.context, parent.clone());
         let waves: HashMap<_, _> =
             observed.children.into_iter().map(|(key, child)| (key, plan::wave_of(&child))).collect();
-        let recorded = observed.record.unwrap_or_default().keys(&self.context.child_kinds);
-        let mut ours: Vec<_> =
-            recorded.into_iter().map(|key| (waves.get(&key).copied().unwrap_or_default(), key)).collect();
+        let recorded = record.keys(&self.context.child_kinds).into_iter();
+        let mut ours: Vec<_> = recorded.map(|key| (waves.get(&key).copied().unwrap_or_default(), key)).collect();
         ours.extend(waves.into_iter().filter(|(_, wave)| *wave > 0 && background).map(|(key, wave)| (wave, key)));
         ours.sort_unstable_by(|one, other| other.cmp(one));
         ours.dedup();
@@ -649,7 +650,7 @@ impl<'a> Turn<'a> {
             );
         }
         let span = debug_span!("apply", applies = plan.applies.len(), deletes = plan.deletes.len());
-        let applied = apply::apply(context, plan, observed.parent.uid(), &manager).instrument(span).await;
+        let applied = apply::apply(context, plan, observed, &manager).instrument(span).await;
         for (key, note) in memory.applied(&applied) {
             context.events.publish_note(&observed.parent, &context.parent_kind, &context.describe(&key), &note).await;
         }

@@ -74,6 +74,12 @@ impl Store {
         self.read().by_uid.get(uid).map(|key| ObjectKey::clone(key))
     }
 
+    /// Whether the watch has shown an object with this UID, also one that has gone since: of those, the latest [`REMEMBERED_DELETIONS`].
+    pub fn has_seen(&self, uid: &str) -> bool {
+        let state = self.read();
+        state.by_uid.contains_key(uid) || state.gone.contains(uid)
+    }
+
     /// The children of the parent with this UID, sorted by namespace and name.
     pub fn owned_by(&self, uid: &str) -> Vec<Arc<Object>> {
         let state = self.read();
@@ -205,6 +211,9 @@ impl State {
             return None;
         }
         let before = self.remove(&key).and_then(|change| change.before);
+        if let Some(replaced) = before.as_deref().filter(|before| before.uid() != object.uid()) {
+            self.bury(replaced.uid());
+        }
         let object = Arc::new(object);
         self.by_uid.insert(object.uid().to_owned(), key.clone());
         if let Some(owner) = object.parent_uid(&self.kind) {
@@ -345,6 +354,15 @@ mod tests {
         assert!(store.is_empty());
         assert!(store.show(object("a", "u1", 4, "p1")).is_some(), "it is selected again");
         assert!(store.apply(object("a", "u1", 5, "p1")).is_some());
+    }
+
+    #[test]
+    fn what_is_gone_was_seen_also_if_only_its_successor_shows_it() {
+        let store = store();
+        store.show(object("a", "u1", 1, "p1"));
+        store.show(object("a", "u2", 2, "p1"));
+        store.delete(&object("a", "u2", 3, "p1"));
+        assert_eq!(["u1", "u2", "u3"].map(|uid| store.has_seen(uid)), [true, true, false]);
     }
 
     #[test]

@@ -110,6 +110,7 @@ async fn c14_what_is_done_about_an_old_parent_does_not_touch_a_new_one_of_its_na
     };
     let old = stand.widget("w", spec("old")).await;
     synced(&ns.widgets(), "w").await;
+    let garbage = get(&ns.config_maps(), "a").await.expect("it is there").metadata.uid;
     delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
     eventually("the cleanup of the old one waits", async || (ns.calls("w", "cleanup") > 0).then_some(())).await;
     // Somebody loses patience, and makes it anew at once.
@@ -123,6 +124,7 @@ async fn c14_what_is_done_about_an_old_parent_does_not_touch_a_new_one_of_its_na
             && child.metadata.owner_references.iter().flatten().any(|owner| owner.uid == uid)
     })
     .await;
+    assert_ne!(get(&ns.config_maps(), "a").await.expect("it is there").metadata.uid, garbage, "made anew (`C65`)");
     assert!(stand.proxy.has_fired() && made.elapsed() > Duration::from_secs(4), "the host was misled");
     let parent = synced(&ns.widgets(), "w").await;
     assert_eq!((&parent.metadata.uid, our_finalizers(&parent).len()), (&new.metadata.uid, 1));

@@ -15,6 +15,7 @@ mod lease;
 mod noop;
 mod observability;
 mod remote;
+mod restore;
 mod seed;
 mod swap;
 mod sweep;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::api::{Api, DynamicObject, PropagationPolicy};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, config_map, delete, edit, get, gone, our_finalizers, synced, until};
+use crate::cluster::{Cluster, config_map, delete, edit, get, gone, our_finalizers, refused, synced, until};
 
 fn priority_class(name: &str) -> Value {
     json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 7})
@@ -173,4 +173,12 @@ async fn a_child_that_is_to_outlive_its_parent_has_no_owner_and_is_never_deleted
     }
     let deletes = ns.writes().into_iter().chain(far.writes()).filter(|write| write.verb == "delete").count();
     assert_eq!(deletes, 0, "the garbage collector takes what is owned");
+    // A later parent of that name takes it only if the plugin says so.
+    let uid = get(&ns.config_maps(), "stays").await.expect("it is there").metadata.uid;
+    let outlives = |adoption: &str| json!({"deletionPolicy": "Orphan", "adoptionPolicy": adoption});
+    ns.widget("w", spec(vec![child("stays", outlives("Never"))])["spec"].clone()).await;
+    refused(&ns.widgets(), "w", "NameCollision").await;
+    edit(&ns.widgets(), "w", spec(vec![child("stays", outlives("IfUnowned"))])).await;
+    synced(&ns.widgets(), "w").await;
+    assert_eq!(has_no_owner(&ns.config_maps(), "stays").await.metadata.uid, uid);
 }

@@ -14,13 +14,17 @@ use kube::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{Context, coverage::differences, failures::message, heal::heal, managers, plan, projection::projection_of};
+use super::{
+    Context, coverage::differences, failures::message, heal::heal, managers, plan, projection::projection_of,
+    remote::Record, restored,
+};
 use crate::{
-    identity, lookup,
+    identity::{self, RECONCILER_LABEL},
+    lookup,
     object::Object,
     state::{
-        AdoptionPolicy, Applied, ChildApply, ChildDelete, ChildError, ChildKey, Held, LastApply, Plan, UpdateStrategy,
-        Written,
+        AdoptionPolicy, Applied, ChildApply, ChildDelete, ChildError, ChildKey, Held, LastApply, Observed, Plan,
+        UpdateStrategy, Written,
     },
 };
 
@@ -29,12 +33,12 @@ const CONCURRENT_WRITES: usize = 8;
 /// How often a change of `managedFields` is tried from fresh when others write at the same time.
 const TRIES: usize = 3;
 
-/// Carries out the plan for the parent with this UID.
-pub(super) async fn apply(context: &Context, plan: Plan, parent_uid: &str, manager: &str) -> Applied {
+/// Carries out the plan for this parent.
+pub(super) async fn apply(context: &Context, plan: Plan, observed: &Observed, manager: &str) -> Applied {
     let mut applied = Applied::default();
     let mut complete = plan.waiting.is_empty();
     let writes = stream::iter(plan.applies).map(|child| async move {
-        let write = Write { context, api: api(context, &child.key), child: &child, parent_uid, manager };
+        let write = Write { context, api: api(context, &child.key), child: &child, observed, manager };
         let result = write.run().await;
         (child, result)
     });
@@ -105,12 +109,20 @@ enum Outcome {
     Recreating,
 }
 
+/// What ties a child from before a restore to its parent again.
+enum Restored {
+    /// This patch, which puts our owner reference in the place of the former one.
+    Owned(json_patch::Patch),
+    /// The apply itself, which says whose it is by label and annotation.
+    Bound,
+}
+
 /// One child being written.
 struct Write<'a> {
     context: &'a Context,
     api: Api<Object>,
     child: &'a ChildApply,
-    parent_uid: &'a str,
+    observed: &'a Observed,
     manager: &'a str,
 }
 
@@ -197,8 +209,9 @@ impl Write<'_> {
             return Err(ChildError::Conflict(conflict));
         };
         let kind = self.context.child_kinds[self.child.key.kind].group_kind();
+        let restored = self.restored(&live, &kind);
         let may_take = match live.parent_uid(&kind) {
-            Some(uid) => uid == self.parent_uid,
+            Some(uid) => uid == self.observed.parent.uid() || restored.is_some(),
             // Our own apply made it, and somebody took the owner reference away; or the plugin wants it all the same.
             None => {
                 live.owned_by(self.manager, "Apply", "").is_some()
@@ -211,6 +224,9 @@ impl Write<'_> {
         if live.is_deleting() {
             // Ours, and on its way: once it is gone there is something to create.
             return Err(ChildError::Conflict(conflict));
+        }
+        if let Some(restored) = restored {
+            self.relink(restored).await?;
         }
         if managers::has_legacy(&live, self.manager, &self.child.options.adopt_field_managers) {
             self.fold().await?;
@@ -229,6 +245,35 @@ impl Write<'_> {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// How this parent's child from before a restore is tied to it again; none if it is no such child.
+    fn restored(&self, live: &Object, kind: &str) -> Option<Restored> {
+        let Observed { parent, record, .. } = self.observed;
+        let former = live.parent_uid(kind).filter(|uid| *uid != parent.uid())?;
+        let by_us = live.labels().get(RECONCILER_LABEL).is_some_and(|label| label == self.context.identity.label());
+        if !by_us {
+            return None;
+        }
+        if live.controller_uid().is_some() {
+            // The child of a parent that was here a moment ago is garbage, and about to be collected (`C14`).
+            let json = serde_json::from_str(live.json()).ok()?;
+            let patch = restored::relinked(&json, &self.child.body, parent, &self.context.parent_kind)?;
+            return (!self.context.parents.has_seen(former)).then_some(Restored::Owned(patch));
+        }
+        // What was to outlive its parent is on no record.
+        let named = self.child.options.adoption == AdoptionPolicy::IfUnowned
+            || record.as_ref().is_some_and(|record| record.is_of(former));
+        (named && self.context.parents.key_of(former).is_none()).then_some(Restored::Bound)
+    }
+
+    async fn relink(&self, restored: Restored) -> Result<(), ChildError> {
+        if let Restored::Owned(patch) = restored {
+            let params = PatchParams { field_manager: Some(self.manager.to_owned()), ..PatchParams::default() };
+            self.api.patch(self.name(), &params, &Patch::<()>::Json(patch)).await.map_err(guarded)?;
+        }
+        tracing::info!("{} is from before a restore, and ours again", self.context.describe(&self.child.key));
+        Ok(())
     }
 
     /// The API server refuses to make `body` of what is there: because of `body`, because of what is there, or because of both together.
@@ -330,6 +375,11 @@ fn gone_is_conflict(error: kube::Error) -> ChildError {
     if is_status(&error, 404) { ChildError::Conflict(error) } else { error.into() }
 }
 
+/// The same, of a patch with tests: 422 is the word for one that does not hold.
+fn guarded(error: kube::Error) -> ChildError {
+    if is_status(&error, 422) { ChildError::Conflict(error) } else { gone_is_conflict(error) }
+}
+
 /// The fields that the API server names in a refusal.
 fn refused_fields(refusal: &kube::Error) -> Vec<&str> {
     causes(refusal).map(|(_, field)| field).collect()
@@ -367,11 +417,17 @@ async fn delete(context: &Context, child: &ChildDelete) -> Result<(), ChildError
     }
 }
 
-/// Deletes a child, if it still belongs to the parent with this UID; whether it is gone.
-pub(super) async fn delete_child(context: &Context, key: &ChildKey, parent_uid: &str) -> Result<bool, ChildError> {
+/// Deletes a child, if it still belongs to this parent, as it is or as it was before a restore; whether it is gone.
+pub(super) async fn delete_child(
+    context: &Context,
+    key: &ChildKey,
+    parent: &Object,
+    record: &Record,
+) -> Result<bool, ChildError> {
     let kind = context.child_kinds[key.kind].group_kind();
     let Some(live) = lookup::get(&api(context, key), &key.object.name).await? else { return Ok(true) };
-    if live.parent_uid(&kind) != Some(parent_uid) {
+    let is_bound = |uid: &str| uid == parent.uid() || (record.is_of(uid) && context.parents.key_of(uid).is_none());
+    if !live.parent_uid(&kind).is_some_and(is_bound) {
         // Somebody has taken it, or made another one of that name.
         return Ok(true);
     }

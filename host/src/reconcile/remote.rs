@@ -29,6 +29,12 @@ pub struct Record {
     /// Whether the user wants the children to stay when the parent is deleted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub orphan: bool,
+    /// The UID of the parent that it was written for. After a restore the parent has another one, and children still name this one (`C65`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// The same of the record that a restore brought, once this one has taken its place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub former: Option<String>,
     /// The children that may exist.
     pub children: BTreeSet<Entry>,
 }
@@ -53,6 +59,11 @@ impl Record {
             tracing::warn!(parent = %parent.key(), "annotation {RECORD_ANNOTATION} cannot be read: {error}");
             Self::default()
         }))
+    }
+
+    /// Whether it was written for a parent with this UID, by a host: a user who copies a record copies that, too.
+    pub fn is_of(&self, uid: &str) -> bool {
+        [&self.parent, &self.former].into_iter().flatten().any(|known| known == uid)
     }
 
     /// Whether the child is in it.
@@ -101,7 +112,8 @@ impl Record {
         let live: BTreeSet<_> = live.iter().map(|key| Entry::of(key, kinds)).collect();
         let mut children: BTreeSet<_> = before.children.intersection(&live).chain(&needed).cloned().collect();
         children.retain(|child| !loose.contains(child));
-        Some(Self { cleanup, children, ..before })
+        let former = before.parent.filter(|known| known != parent.uid()).or(before.former);
+        Some(Self { cleanup, orphan: before.orphan, parent: Some(parent.uid().to_owned()), former, children })
     }
 
     /// Writes it on the parent; the answer is the parent as it is from then on.
@@ -177,6 +189,23 @@ mod tests {
         assert_eq!(less.keys(&kinds()), [key("b")], "nothing is left of the other one");
         let stays = Record::before(&known, &[], &[&a], &[&a], false, &kinds()).unwrap();
         assert!(stays.keys(&kinds()).is_empty(), "it is to outlive its parent");
+    }
+
+    #[test]
+    fn c65_a_record_from_before_a_restore_says_to_whom_its_children_are_bound() {
+        let (a, b) = (key("a"), key("b"));
+        let written = Record::before(&parent(None), &[&a], &[], &[], false, &kinds()).unwrap();
+        assert!(written.is_of("u") && !written.is_of("other"));
+        let mut restored = serde_json::from_str::<serde_json::Value>(parent(Some(&written)).json()).unwrap();
+        restored["metadata"]["uid"] = "new".into();
+        let restored = Object::from_json(&restored.to_string()).unwrap();
+        assert_eq!(
+            Record::before(&restored, &[&a], &[], &[], false, &kinds()),
+            None,
+            "it need not be written for that"
+        );
+        let more = Record::before(&restored, &[&a, &b], &[], &[], false, &kinds()).unwrap();
+        assert!(more.is_of("u") && more.is_of("new"));
     }
 
     #[test]
