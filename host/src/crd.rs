@@ -84,6 +84,19 @@ pub struct Terms {
     /// Reconcile nothing, and clean up nothing, until this is false again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
+    /// Finalizers that an earlier operator, which is gone, has left on the parents, at most 8. They count as this reconciler's: on a parent
+    /// that lives its own takes their place, if its plugin cleans up; one that is being deleted is cleaned up, and let go. Whatever
+    /// releases a parent takes them off, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 8),
+        inner(length(max = 317), regex(pattern = FINALIZER_NAME)),
+        extend("x-kubernetes-list-type" = "set", "x-kubernetes-validations" = [{
+            "rule": "self.all(name, !name.startsWith('pilothouse.dev/') && name != 'foregroundDeletion' && name != 'orphan')",
+            "message": "neither finalizers of this host nor those of the garbage collector"
+        }])
+    )]
+    pub legacy_finalizers: Vec<String>,
     /// What happens to the finalizers on its parents when this reconciler is deleted itself. `Release`: they are taken off, without
     /// cleanup, and children stay. `Block`: it stays, and works, until the last parent that carries its finalizer is gone.
     #[serde(default)]
@@ -93,6 +106,9 @@ pub struct Terms {
     #[schemars(with = "i32", range(min = 1))]
     pub revision_history_limit: u32,
 }
+
+/// A qualified name, as the API server takes finalizers of custom resources: the prefix may be missing.
+const FINALIZER_NAME: &str = "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
 fn default_history() -> u32 {
     5

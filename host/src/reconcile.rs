@@ -345,7 +345,12 @@ impl<'a> Turn<'a> {
         if rival.is_some() {
             context.rival.send_if_modified(|known| std::mem::replace(known, rival.clone()) != rival);
         }
-        self.memory.finalizer = finalizer::is_on(&parent, &context.finalizer());
+        self.memory.finalizer = if selected {
+            context.finalizers().hold(&parent, self.revision.plugin.has_finalizer())
+        } else {
+            // An earlier operator may still serve it.
+            finalizer::is_on(&parent, &context.finalizer())
+        };
         self.memory.seen = Some(parent.resource_version().to_owned());
         self.subject = Subject::Present { parent, read, selected };
     }
@@ -381,9 +386,12 @@ impl<'a> Turn<'a> {
     async fn add_finalizer(&mut self) -> Result<ControlFlow<Next>, Error> {
         let Some(parent) = self.parent() else { return Ok(Break(Next::Forget)) };
         let api = self.context.parent_api(&self.key.object);
-        let answer = finalizer::add(&api, &parent, &self.context.finalizer()).await?;
+        let ours = self.context.finalizers();
+        let answer = finalizer::add(&api, &parent, &ours).await?;
         tracing::debug!("finalizer added");
-        self.memory.ever_applied = Some(false);
+        if !ours.are_on(&parent) {
+            self.memory.ever_applied = Some(false);
+        }
         self.see(answer);
         Ok(Continue(()))
     }
@@ -407,7 +415,8 @@ impl<'a> Turn<'a> {
         let tied = |tie| children.iter().filter(|child| child.tie == tie).map(|child| &child.key).collect::<Vec<_>>();
         let (wanted, loose) = (tied(Tie::Record), tied(Tie::Loose));
         let live: Vec<_> = observed.children.iter().map(|(key, _)| key).collect();
-        let cleanup = self.revision.plugin.has_finalizer();
+        // An earlier operator cleaned up, or it would not have a finalizer.
+        let cleanup = self.revision.plugin.has_finalizer() || self.context.finalizers().has_legacy(&observed.parent);
         let kinds = &self.context.child_kinds;
         Record::before(&observed.parent, &wanted, &live, &loose, cleanup, kinds).or_else(|| {
             // It says why our finalizer is on.
@@ -599,7 +608,7 @@ impl<'a> Turn<'a> {
             context.events.publish_plugin(parent, &context.parent_kind, events, &mut self.memory.events).await;
         }
         let api = context.parent_api(&self.key.object);
-        match finalizer::remove(&api, parent, &context.finalizer()).await {
+        match finalizer::remove(&api, parent, &context.finalizers()).await {
             Ok(answer) => {
                 tracing::info!("cleanup finished, finalizer removed");
                 context.parents.apply(answer);
@@ -695,7 +704,7 @@ impl<'a> Turn<'a> {
 /// # Errors
 /// If it could not be written, also because the parent has changed since.
 pub async fn release(context: &Context, parent: &Object) -> Result<(), finalizer::Error> {
-    match finalizer::remove(&context.parent_api(&parent.key()), parent, &context.finalizer()).await {
+    match finalizer::remove(&context.parent_api(&parent.key()), parent, &context.finalizers()).await {
         Ok(answer) => {
             tracing::info!(parent = %parent.key(), "released");
             // One that is not selected has no place in the store.

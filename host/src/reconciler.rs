@@ -35,7 +35,10 @@ use crate::{
     object::{Kind, ObjectKey},
     plugin::{self, describe::KindName},
     policy,
-    reconcile::{self, Context, Settings, finalizer},
+    reconcile::{
+        self, Context, Settings,
+        finalizer::{self, Ours},
+    },
     revision::{History, Material, Revision},
     source,
     store::Store,
@@ -247,18 +250,24 @@ impl Reconciler {
             return;
         }
         let settings = self.settings();
-        if *serving.controller.context.settings() != settings {
-            let unpaused = serving.controller.context.settings().paused && !settings.paused;
+        let before = serving.controller.context.settings();
+        if *before != settings {
+            let concerns_all =
+                (before.paused && !settings.paused) || before.legacy_finalizers != settings.legacy_finalizers;
             serving.controller.context.set(settings);
-            if unpaused {
+            if concerns_all {
                 serving.controller.wake_all();
             }
         }
     }
 
     fn settings(&self) -> Settings {
-        let Terms { limits, paused, .. } = &self.declared.terms;
-        Settings { limits: self.supervisor.tenants.limits(&self.declared.key, limits), paused: *paused }
+        let Terms { limits, paused, legacy_finalizers, .. } = &self.declared.terms;
+        Settings {
+            limits: self.supervisor.tenants.limits(&self.declared.key, limits),
+            paused: *paused,
+            legacy_finalizers: legacy_finalizers.clone(),
+        }
     }
 
     async fn end(self) {
@@ -347,10 +356,10 @@ impl Reconciler {
         let Some(fresh) = fresh.filter(|fresh| Some(fresh.uid()) == self.declared.metadata.uid.as_deref()) else {
             return Ok(());
         };
-        let has = fresh.finalizers().iter().any(|finalizer| finalizer == RELEASE);
-        match (has, wanted) {
-            (false, true) => drop(finalizer::add(&api, &fresh, RELEASE).await?),
-            (true, false) => drop(finalizer::remove(&api, &fresh, RELEASE).await?),
+        let ours = Ours::new(RELEASE, Vec::new());
+        match (ours.are_on(&fresh), wanted) {
+            (false, true) => drop(finalizer::add(&api, &fresh, &ours).await?),
+            (true, false) => drop(finalizer::remove(&api, &fresh, &ours).await?),
             _ => {}
         }
         Ok(())

@@ -97,6 +97,79 @@ fn told(ns: &Namespace<'_>, reason: &str) -> usize {
     requests.iter().filter(|request| request.resource == "events" && request.body["reason"] == reason).count()
 }
 
+/// An older operator has left its finalizer on parents, and is gone. Its name is listed, so nobody else's is touched.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c16_the_finalizer_of_an_operator_that_is_gone_is_served_and_goes() {
+    const LEGACY: &str = "old.t.example/x";
+    let ns = cluster().namespace("c16").await;
+    declare(&ns, "c16", "mirror").await;
+    let patch = |names: &[&str]| json!({"spec": {"legacyFinalizers": names}}).to_string();
+    let refused = |names: &[&str]| {
+        let mut kubectl = cluster().control_plane.kubectl();
+        let output = kubectl.args(["patch", "crec", "c16", "--type=merge", "-p", &patch(names)]).output();
+        !output.expect("kubectl runs").status.success()
+    };
+    for bad in [&["orphan"][..], &["foregroundDeletion"], &["pilothouse.dev/c-x-1"], &["a b"], &["a/b/c"], &["a/b"; 2]]
+    {
+        assert!(refused(bad), "{bad:?}");
+    }
+    let names: Vec<_> = (0..9).map(|number| format!("t.example/{number}")).collect();
+    assert!(refused(&names.iter().map(String::as_str).collect::<Vec<_>>()), "nine are too many");
+    cluster().kubectl(&["patch", "crec", "c16", "--type=merge", "-p", &patch(&[LEGACY, "finalizer.older.example"])]);
+
+    let widget = async |name: &str, finalizers: &[&str], run: &str| {
+        let metadata = json!({"name": name, "labels": {"run": run}, "finalizers": finalizers});
+        let spec =
+            json!({"reply": {"children": [config_map(name, "1")]}, "cleanup": {"log": ["cleanup"], "echo": true}});
+        ns.create(json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": metadata, "spec": spec})).await;
+    };
+    widget("live", &[LEGACY, "t.example/hold", "finalizer.older.example"], "c16").await;
+    widget("dying", &[LEGACY], "c16").await;
+    // The older operator may still serve it.
+    widget("elsewhere", &[LEGACY], "other").await;
+    delete(&ns.widgets(), "dying", PropagationPolicy::Background).await;
+    let stand = Stand::of(ns, None, &[]).await;
+    let ns = &stand.ns;
+    gone(&ns.widgets(), "dying").await;
+    assert_eq!(ns.calls("dying", "cleanup"), 1);
+    let parent = synced(&ns.widgets(), "live").await;
+    let ours = our_finalizers(&parent);
+    assert_eq!(parent.metadata.finalizers, Some(vec!["t.example/hold".to_owned(), ours[0].clone()]));
+    let finalizer_writes = |name: &str| count(&ns.writes(), "patch widgets", name, 200);
+    assert_eq!(finalizer_writes("live"), 1, "out and in at once: {:#?}", ns.writes());
+    // Both, as after a migration that has stopped in the midst.
+    widget_with_both(ns, &ours[0], LEGACY).await;
+    until(&ns.widgets(), "both", "only ours", |parent| parent.metadata.finalizers == Some(ours.clone())).await;
+    synced(&ns.widgets(), "both").await;
+    delete(&ns.widgets(), "both", PropagationPolicy::Background).await;
+    gone(&ns.widgets(), "both").await;
+
+    // Only the end of the reconciler itself releases its parents, no change of it.
+    let before = ns.writes().len();
+    cluster().kubectl(&["patch", "crec", "c16", "--type=merge", "-p", &patch(&[LEGACY])]);
+    cluster().kubectl(&["patch", "crec", "c16", "--type=merge", "-p", r#"{"spec":{"config":{"word":"new"}}}"#]);
+    ns.assert_quiet(Duration::from_secs(3)).await;
+    assert_eq!(ns.writes().len(), before, "{:#?}", ns.writes());
+    edit(&ns.widgets(), "live", json!({"metadata": {"finalizers": [ours[0], "t.example/hold"]}})).await;
+    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    delete(&reconcilers, "c16", PropagationPolicy::Background).await;
+    gone(&reconcilers, "c16").await;
+    let live = get(&ns.widgets(), "live").await.expect("it stays");
+    assert_eq!(live.metadata.finalizers, Some(vec!["t.example/hold".to_owned()]));
+    assert!(get(&ns.config_maps(), "live").await.is_some(), "children stay");
+    let elsewhere = get(&ns.widgets(), "elsewhere").await.expect("it stays");
+    assert_eq!(elsewhere.metadata.finalizers, Some(vec![LEGACY.to_owned()]));
+    for name in ["live", "elsewhere"] {
+        edit(&ns.widgets(), name, json!({"metadata": {"finalizers": null}})).await;
+    }
+}
+
+async fn widget_with_both(ns: &Namespace<'_>, ours: &str, legacy: &str) {
+    let metadata = json!({"name": "both", "labels": {"run": ns.name}, "finalizers": [legacy, ours]});
+    ns.create(json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": metadata, "spec": {"reply": {}}}))
+        .await;
+}
+
 /// The deletion of the old object is shown late, and meanwhile there is a new one of its name, which wants the same child. Whatever the
 /// host does about the old one must not touch the new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

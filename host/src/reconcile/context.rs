@@ -9,7 +9,13 @@ use std::{
 use kube::{Api, Client, api::ListParams, core::Selector};
 use tokio::sync::watch;
 
-use super::{Events, finalizer, remote::Record, status, tell::Told};
+use super::{
+    Events,
+    finalizer::{self, Ours},
+    remote::Record,
+    status,
+    tell::Told,
+};
 use crate::{
     claims::Claims,
     crd::{Limits, ParentCounts},
@@ -94,6 +100,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Do nothing.
     pub paused: bool,
+    /// Finalizers of earlier operators that count as ours.
+    pub legacy_finalizers: Vec<String>,
 }
 
 impl Context {
@@ -121,6 +129,11 @@ impl Context {
     /// The finalizer of this reconciler.
     pub fn finalizer(&self) -> String {
         self.identity.finalizer()
+    }
+
+    /// The finalizers that count as this reconciler's.
+    pub(super) fn finalizers(&self) -> Ours {
+        Ours::new(self.finalizer(), self.settings().legacy_finalizers.clone())
     }
 
     pub(super) fn manager(&self, parent: &Object) -> String {
@@ -206,13 +219,17 @@ impl Context {
         format!("{} {}", self.child_kinds[key.kind].api.kind, key.object)
     }
 
-    /// All parents that carry our finalizer, selected or not, from the API server.
+    /// All parents that wait for us, from the API server: those that carry our finalizer, selected or not, and of those that are ours those
+    /// with one of an earlier operator. On others it may still serve.
     ///
     /// # Errors
     /// If they cannot be listed.
     pub async fn holding(&self) -> Result<Vec<Object>, kube::Error> {
+        let (finalizer, ours) = (self.finalizer(), self.finalizers());
+        let is_ours = |parent: &Object| self.parents.get(&parent.key()).is_some() && self.rival(parent).is_none();
         let mut parents = self.all(&self.parent_kind).list(&ListParams::default()).await?.items;
-        parents.retain(|parent| parent.finalizers().contains(&self.finalizer()));
+        parents
+            .retain(|parent| parent.finalizers().contains(&finalizer) || (ours.has_legacy(parent) && is_ours(parent)));
         Ok(parents)
     }
 

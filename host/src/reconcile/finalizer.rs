@@ -15,10 +15,49 @@ use serde_json::Value;
 use super::apply::is_status;
 use crate::{lookup, object::Object};
 
+/// The finalizers that count as ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ours {
+    /// The one that is put on.
+    name: String,
+    /// Those of an earlier operator, whose work is ours now (`C16`).
+    legacy: Vec<String>,
+}
+
+impl Ours {
+    /// This one, and those that it takes the place of.
+    pub fn new(name: impl Into<String>, legacy: Vec<String>) -> Self {
+        Self { name: name.into(), legacy }
+    }
+
+    /// Whether they are on the parent as they should be. One that lives has the one that is put on, and of a plugin that `cleans_up` no
+    /// other; one that is being deleted can be given no other than it has.
+    pub fn hold(&self, parent: &Object, cleans_up: bool) -> bool {
+        match parent.is_deleting() {
+            true => self.are_on(parent),
+            false => is_on(parent, &self.name) && !(cleans_up && self.has_legacy(parent)),
+        }
+    }
+
+    /// Whether one of them is on the parent.
+    pub fn are_on(&self, parent: &Object) -> bool {
+        is_on(parent, &self.name) || self.has_legacy(parent)
+    }
+
+    /// Whether one of an earlier operator is on the parent.
+    pub fn has_legacy(&self, parent: &Object) -> bool {
+        self.legacy.iter().any(|legacy| is_on(parent, legacy))
+    }
+
+    fn contain(&self, finalizer: &String) -> bool {
+        *finalizer == self.name || self.legacy.contains(finalizer)
+    }
+}
+
 /// Where a parent is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It needs our finalizer before anything is made for it.
+    /// It needs our finalizer before anything is made for it, in the place of one of an earlier operator if it has such.
     New,
     /// It is to be reconciled.
     Live,
@@ -65,17 +104,24 @@ pub enum Error {
     Request(#[source] kube::Error),
 }
 
-/// Puts the finalizer on; the answer is the parent as it is from then on.
-pub(crate) async fn add(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
-    let mut finalizers = parent.finalizers().to_vec();
-    finalizers.push(finalizer.to_owned());
-    write(api, parent, finalizers).await
+/// Puts ours on, in the place of those of an earlier operator; the answer is the parent as it is from then on.
+pub(crate) async fn add(api: &Api<Object>, parent: &Object, ours: &Ours) -> Result<Object, Error> {
+    write(api, parent, with(parent, ours)).await
 }
 
-/// Takes the finalizer off.
-pub(crate) async fn remove(api: &Api<Object>, parent: &Object, finalizer: &str) -> Result<Object, Error> {
-    let finalizers = parent.finalizers().iter().filter(|entry| *entry != finalizer).cloned().collect();
-    write(api, parent, finalizers).await
+/// Takes all of ours off.
+pub(crate) async fn remove(api: &Api<Object>, parent: &Object, ours: &Ours) -> Result<Object, Error> {
+    write(api, parent, without(parent, ours)).await
+}
+
+fn with(parent: &Object, ours: &Ours) -> Vec<String> {
+    let mut finalizers = without(parent, ours);
+    finalizers.push(ours.name.clone());
+    finalizers
+}
+
+fn without(parent: &Object, ours: &Ours) -> Vec<String> {
+    parent.finalizers().iter().filter(|entry| !ours.contain(entry)).cloned().collect()
 }
 
 async fn write(api: &Api<Object>, parent: &Object, finalizers: Vec<String>) -> Result<Object, Error> {
@@ -142,6 +188,28 @@ mod tests {
             let ours = is_on(&parent(finalizers, deleting), OURS);
             assert_eq!(Phase::of(deleting, ours, needed), expected, "{finalizers:?} {deleting} {needed}");
         }
+    }
+
+    #[test]
+    fn c16_a_finalizer_of_an_earlier_operator_counts_as_ours_and_gives_way_to_it() {
+        let ours = Ours::new(OURS, vec!["old/x".to_owned(), "older".to_owned()]);
+        for (finalizers, deleting, cleans_up, expected) in [
+            (&["old/x"][..], false, true, false),
+            (&["a/b", OURS, "older"], false, true, false),
+            (&[OURS], false, true, true),
+            // A plugin without cleanup takes the place of nobody.
+            (&["old/x"], false, false, false),
+            (&["old/x", OURS], false, false, true),
+            (&["a/b", "old/x"], true, true, true),
+            (&["older"], true, false, true),
+            (&["a/b"], true, true, false),
+        ] {
+            let parent = parent(finalizers, deleting);
+            assert_eq!(ours.hold(&parent, cleans_up), expected, "{finalizers:?} {deleting} {cleans_up}");
+        }
+        let both = parent(&["old/x", "a/b", OURS, "older"], false);
+        assert_eq!(with(&both, &ours), ["a/b", OURS]);
+        assert_eq!(without(&both, &ours), ["a/b"]);
     }
 
     #[test]
