@@ -1,7 +1,8 @@
 //! A Kubernetes object as the host keeps it: the raw JSON, and of its metadata just what the host decides by.
 //!
 //! Built once, when the object arrives from the API server. `metadata.managedFields` is taken out on the way, since plugins have
-//! no use for it and it is often half of the object; of it only our own entries are kept, for the no-op rule, and the names of the others.
+//! no use for it and it is often half of the object; of it only our own entries are kept, for the no-op rule, and the names of the others;
+//! on children also what others have beside us, which is little, to tell what an apply has taken from them.
 
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap, fmt, sync::Arc};
 
@@ -101,7 +102,7 @@ impl fmt::Display for Kind {
 /// The field manager that the API server invents, at an apply, for all that an object without `metadata.managedFields` has.
 pub const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// What one of our field managers owns of an object, from `metadata.managedFields`, or [`BEFORE_FIRST_APPLY`].
+/// What a field manager owns of an object, from `metadata.managedFields`.
 #[derive(Clone, Debug)]
 pub struct OwnedFields {
     /// The field manager's name.
@@ -123,10 +124,13 @@ pub struct Object {
     /// The UID of the owner that is marked as controller.
     controller: Option<Box<str>>,
     json: Arc<str>,
+    /// Of our field managers, and of [`BEFORE_FIRST_APPLY`].
     owned: Vec<OwnedFields>,
     /// The parent's UID by label, and the annotation that goes with it; see [`identity::BINDING_ANNOTATION`].
     binding: Option<Box<(String, String)>>,
-    /// The names of the other managers of the object itself, each once.
+    /// If we have applied it, what the other managers own of the object itself.
+    others: Vec<OwnedFields>,
+    /// If not, their names, each once.
     other_managers: Vec<String>,
 }
 
@@ -138,10 +142,10 @@ impl Object {
 
     /// The memory that it takes beside its JSON, but for what the allocator itself needs.
     pub fn overhead(&self) -> usize {
-        let Self { meta, controller, json: _, owned, binding, other_managers } = self;
+        let Self { meta, controller, json: _, owned, binding, others, other_managers } = self;
         let of_meta = [&meta.name, &meta.namespace, &meta.uid, &meta.resource_version];
         let of_meta = of_meta.into_iter().flatten().chain(meta.finalizers.iter().flatten()).map(String::capacity);
-        let of_owned = owned.iter().map(|entry| {
+        let of_owned = owned.iter().chain(others).map(|entry| {
             let texts = entry.manager.capacity() + entry.operation.capacity() + entry.subresource.capacity();
             size_of::<OwnedFields>() + texts + entry.fields.get().len()
         });
@@ -229,6 +233,11 @@ impl Object {
         entry.map(|entry| entry.fields.as_ref())
     }
 
+    /// What others own of an object that we have applied, subresources aside.
+    pub fn others(&self) -> &[OwnedFields] {
+        &self.others
+    }
+
     /// `metadata.labels`, read from the JSON: few ask for them.
     pub fn labels(&self) -> BTreeMap<String, String> {
         #[derive(Deserialize)]
@@ -245,8 +254,8 @@ impl Object {
 
     /// Whether a field manager of this name owns something of the object itself, not of a subresource.
     pub fn has_manager(&self, name: &str) -> bool {
-        let owned = self.owned.iter().filter(|entry| entry.subresource.is_empty()).map(|entry| &entry.manager);
-        self.other_managers.iter().chain(owned).any(|manager| manager == name)
+        let of_object = self.owned.iter().chain(&self.others).filter(|entry| entry.subresource.is_empty());
+        self.other_managers.iter().chain(of_object.map(|entry| &entry.manager)).any(|manager| manager == name)
     }
 
     /// Whether a manager of ours other than `manager` has applied it: the object was another parent's or reconciler's before.
@@ -382,7 +391,7 @@ impl Object {
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
         let Members(members) = serde_json::from_str(text)?;
         let mut json = String::with_capacity(text.len());
-        let (mut owned, mut other_managers) = (Vec::new(), Vec::new());
+        let (mut owned, mut others) = (Vec::new(), Vec::new());
         let mut meta = ObjectMeta::default();
         write_members(&mut json, &members, |json, name, value| {
             if name != "metadata" {
@@ -392,7 +401,7 @@ impl Object {
             let Members(mut metadata) = serde_json::from_str(value.get())?;
             // Not only the first: nothing of it may be left for a plugin to see.
             while let Some(at) = metadata.iter().position(|(name, _)| name == "managedFields") {
-                (owned, other_managers) = entries(metadata.remove(at).1)?;
+                (owned, others) = entries(metadata.remove(at).1)?;
             }
             write_members(json, &metadata, |json, _, value| {
                 json.push_str(value.get());
@@ -407,7 +416,18 @@ impl Object {
         // Held once, in the JSON; who needs them parses them there.
         (meta.managed_fields, meta.annotations, meta.labels) = (None, None, None);
         (meta.generate_name, meta.self_link) = (None, None);
-        Ok(Self { meta, controller, json: json.into(), owned, binding, other_managers })
+        let applied = |entry: &OwnedFields| {
+            entry.manager.starts_with(FIELD_MANAGER_PREFIX)
+                && entry.operation == "Apply"
+                && entry.subresource.is_empty()
+        };
+        let mut other_managers = Vec::new();
+        if !owned.iter().any(applied) {
+            other_managers = others.drain(..).map(|entry| entry.manager).collect();
+            other_managers.sort();
+            other_managers.dedup();
+        }
+        Ok(Self { meta, controller, json: json.into(), owned, binding, others, other_managers })
     }
 }
 
@@ -435,19 +455,20 @@ fn write_members(
     Ok(())
 }
 
-/// Our own entries, and who has others of the object itself.
-fn entries(managed_fields: &RawValue) -> Result<(Vec<OwnedFields>, Vec<String>), serde_json::Error> {
+/// Our own entries, and those of others of the object itself.
+fn entries(managed_fields: &RawValue) -> Result<(Vec<OwnedFields>, Vec<OwnedFields>), serde_json::Error> {
     let entries: Option<Vec<ManagedFieldsEntry<'_>>> = serde_json::from_str(managed_fields.get())?;
     let (mut owned, mut others) = (Vec::new(), Vec::new());
     for entry in entries.unwrap_or_default() {
         let manager = entry.manager.into_owned();
         let kept = manager.starts_with(FIELD_MANAGER_PREFIX) || manager == BEFORE_FIRST_APPLY;
-        match entry.fields_v1 {
-            Some(fields) if kept => {
-                let (operation, subresource) = (entry.operation.into_owned(), entry.subresource.into_owned());
-                owned.push(OwnedFields { manager, operation, subresource, fields: fields.to_owned() });
+        let (operation, subresource) = (entry.operation.into_owned(), entry.subresource.into_owned());
+        match entry.fields_v1.map(ToOwned::to_owned) {
+            Some(fields) if kept => owned.push(OwnedFields { manager, operation, subresource, fields }),
+            fields if subresource.is_empty() => {
+                let fields = fields.unwrap_or_else(|| RawValue::NULL.to_owned());
+                others.push(OwnedFields { manager, operation, subresource, fields });
             }
-            _ if entry.subresource.is_empty() && !others.contains(&manager) => others.push(manager),
             _ => {}
         }
     }

@@ -35,6 +35,7 @@ mod apply;
 #[cfg(test)]
 mod edge;
 mod events;
+mod jobs;
 mod managers;
 mod memory;
 #[cfg(test)]
@@ -43,6 +44,7 @@ mod observe;
 mod readiness;
 mod restored;
 mod status;
+mod taken;
 mod tell;
 
 pub use self::{
@@ -117,6 +119,19 @@ pub enum Error {
         /// The field.
         path: String,
     },
+    /// Somebody takes back what the plugin wants, each time.
+    #[error(
+        "{child}: field manager {manager:?} and the plugin take {path} from each other all the time; it is taken again, ever more slowly; \
+         let one of the two leave it out, or let the plugin set force false"
+    )]
+    Contested {
+        /// Which child, by kind and name.
+        child: String,
+        /// Who it is.
+        manager: String,
+        /// The field.
+        path: String,
+    },
     /// Children could not be brought to where they should be.
     #[error("{0}")]
     Children(Failures),
@@ -144,6 +159,7 @@ impl Error {
             Self::NoCleanup => "NoCleanup",
             Self::PruneHeld { .. } => PRUNE_HELD,
             Self::Unstable { .. } => "UnstableOutput",
+            Self::Contested { .. } => "FieldContested",
             Self::Children(failures) => failures.category(),
         }
     }
@@ -163,7 +179,7 @@ impl Error {
             // Nothing in the cluster changes when the outside heals.
             Self::Refused(Failure::Terminal(_)) if deleting => Next::Failed(Some(BACKOFF_CAP)),
             Self::Refused(Failure::Terminal(_)) | Self::PruneHeld { .. } => Next::Terminal,
-            Self::Unstable { .. } => Next::Unstable,
+            Self::Unstable { .. } | Self::Contested { .. } => Next::Unstable,
             Self::Children(failures) if failures.is_waiting() => Next::Failed(Some(BACKOFF_CAP)),
             _ => Next::Failed(None),
         }
@@ -660,6 +676,7 @@ impl<'a> Turn<'a> {
         }
         let span = debug_span!("apply", applies = plan.applies.len(), deletes = plan.deletes.len());
         let applied = apply::apply(context, plan, observed, &manager).instrument(span).await;
+        let contested = settling::contested(memory, observed, &applied, &self.revision.id);
         for (key, note) in memory.applied(&applied) {
             context.events.publish_note(&observed.parent, &context.parent_kind, &context.describe(&key), &note).await;
         }
@@ -667,9 +684,12 @@ impl<'a> Turn<'a> {
             tracing::info!(applied = applied.written.len(), deleted = applied.deleted.len(), "children changed");
         }
         if applied.failures.is_empty() {
-            return match unstable {
-                None => Ok(applied),
-                Some((child, path)) => Err(Error::Unstable { child: context.describe(&child), path }),
+            return match (unstable, contested) {
+                (None, None) => Ok(applied),
+                (Some((child, path)), _) => Err(Error::Unstable { child: context.describe(&child), path }),
+                (_, Some((child, manager, path))) => {
+                    Err(Error::Contested { child: context.describe(&child), manager, path })
+                }
             };
         }
         let children = applied.failures.into_iter().map(|(key, error)| (context.describe(&key), error)).collect();

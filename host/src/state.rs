@@ -80,6 +80,8 @@ pub struct ChildOptions {
     pub orphan: bool,
     /// `adoptFieldManagers`.
     pub adopt_field_managers: Vec<String>,
+    /// `force: false`: whether a field stays with another manager that has set it to another value.
+    pub yields: bool,
     /// `wave`: it waits until the children of earlier waves are ready.
     pub wave: u16,
     /// `readiness`.
@@ -171,6 +173,8 @@ pub struct Plan {
     pub deleting: Vec<ChildKey>,
     /// Children that wait until those of earlier waves are ready.
     pub waiting: Vec<ChildKey>,
+    /// Jobs that are to be made anew, and still run; their end wakes the parent.
+    pub running: Vec<ChildKey>,
 }
 
 /// One server-side apply.
@@ -227,6 +231,8 @@ pub struct Written {
     pub last: Option<LastApply>,
     /// The fields that are not as they were sent, by path.
     pub differences: Vec<String>,
+    /// The fields that were another field manager's before, by manager and paths.
+    pub taken: Vec<(String, Vec<String>)>,
 }
 
 /// Why a child could not be brought to where it should be.
@@ -258,6 +264,17 @@ pub enum ChildError {
          set updateStrategy Recreate or OnDelete"
     )]
     Immutable(#[source] kube::Error),
+    /// It is a Job, which has to be made anew, and still runs.
+    #[error(
+        "it is a Job that runs and cannot be changed; it is made anew once it has finished, or once somebody deletes it"
+    )]
+    PendingRecreate,
+    /// Another field manager has what the plugin sends, and is not to lose it.
+    #[error(
+        "another field manager has set fields that the plugin sends with `force: false`; let one of the two leave them out, or let the \
+         plugin take them"
+    )]
+    FieldConflict(#[source] kube::Error),
     /// Somebody has changed the child, and an apply cannot undo it.
     #[error("somebody changed it, and the API server refuses to change it back; undo that change, or delete the child")]
     Drifted(#[source] kube::Error),
@@ -286,6 +303,8 @@ impl ChildError {
             Self::Invalid(_) => "ChildInvalid",
             Self::TooLarge(..) => "ChildTooLarge",
             Self::Immutable(_) => "ImmutableField",
+            Self::PendingRecreate => "PendingRecreate",
+            Self::FieldConflict(_) => "FieldConflict",
             Self::Drifted(_) => "ChildDrifted",
             Self::NamespaceTerminating(_) => "NamespaceTerminating",
             Self::NotFound(_) => "ChildNotFound",
@@ -304,8 +323,10 @@ pub struct Memory {
     pub held: HashMap<ChildKey, Held>,
     /// How long the plugin has not settled.
     pub settling: Settling,
-    /// What was last told of a child: it is told once.
-    pub notes: HashMap<ChildKey, String>,
+    /// How long others have taken back what we have taken from them.
+    pub contest: Settling,
+    /// What was last told of a child, by reason: it is told once.
+    pub notes: HashMap<(ChildKey, &'static str), String>,
     /// The status that we last wrote, and what the API server made of it.
     pub status: Option<LastStatus>,
     /// Status and reason of `Synced` as they were last told, for a parent whose own status does not say it.
@@ -335,13 +356,15 @@ pub struct LastApply {
     pub resource_version: String,
 }
 
-/// A child that waits for somebody to delete it.
+/// A child that stays as it is until somebody deletes it, or until it has finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Digest of what the plugin wants.
     pub desired: Digest,
     /// The object that cannot become that.
     pub uid: String,
+    /// Whether it is a Job that runs, and is made anew once it has finished (`C31`).
+    pub running: bool,
 }
 
 /// Our last write of a status.

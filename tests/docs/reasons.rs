@@ -19,7 +19,7 @@ const PLACES: [(&str, &str); 6] = [
 /// Words in these places that are no reasons, and reasons that are made elsewhere.
 const NO_REASONS: [&str; 9] =
     ["True", "False", "Unknown", "Permitted", "Watching", "Loaded", "Ready", "Degraded", "Conflict"];
-const ELSEWHERE: [&str; 9] = [
+const ELSEWHERE: [&str; 10] = [
     "PruneHeld",
     "ReconcileSuccess",
     "ReconcilePaused",
@@ -27,6 +27,7 @@ const ELSEWHERE: [&str; 9] = [
     "CleanupAbandoned",
     "Deleting",
     "AppliedDifferently",
+    "FieldTaken",
     "StatusPruned",
     "WaitsForDeletion",
 ];

@@ -149,7 +149,7 @@ async fn c05_a_reconcile_that_fails_touches_nothing() {
         (json!({"trap": null, "spin": true}), "PluginDeadline"),
         (json!({"spin": null, "garbage": true, "children": []}), "InvalidAnswer"),
         (
-            json!({"garbage": null, "children": [config_map("a", "2"), {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}]}),
+            json!({"garbage": null, "children": [config_map("a", "2"), {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "x"}}]}),
             "InvalidAnswer",
         ),
         (json!({"children": [{"object": config_map("a", "2"), "options": {"vawe": 1}}]}), "InvalidAnswer"),

@@ -7,6 +7,7 @@ mod audit;
 mod cluster;
 
 mod cases;
+mod conflicts;
 mod crash;
 mod field;
 mod handles;
@@ -20,4 +21,5 @@ mod seed;
 mod swap;
 mod sweep;
 mod tenants;
+mod versions;
 mod waves;

@@ -26,6 +26,7 @@ pub struct ChildOptions {
     wave: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     readiness: Option<&'static str>,
+    force: Option<bool>,
 }
 
 impl ChildOptions {
@@ -35,7 +36,7 @@ impl ChildOptions {
         Self::default()
     }
 
-    /// When a field is changed that can be set only at creation, delete the child and make it anew.
+    /// When a field is changed that can be set only at creation, delete the child and make it anew; a Job that runs, once it has finished.
     pub fn recreate(self) -> Self {
         Self { update_strategy: Some("Recreate"), ..self }
     }
@@ -61,6 +62,11 @@ impl ChildOptions {
         Self { adopt_field_managers: managers.into_iter().map(Into::into).collect(), ..self }
     }
 
+    /// Leave a field to another field manager that has set it to another value, and report that.
+    pub fn without_force(self) -> Self {
+        Self { force: Some(false), ..self }
+    }
+
     /// Make and change this child only when all children of earlier waves are ready, and delete it before them; 0 (the default) to 1,000.
     pub fn wave(self, wave: u16) -> Self {
         Self { wave: Some(wave), ..self }
@@ -71,7 +77,7 @@ impl ChildOptions {
         Self { readiness: Some(if ready { "Ready" } else { "NotReady" }), ..self }
     }
 
-    /// As JSON: texts, numbers and lists of texts always are.
+    /// As JSON: texts, numbers, booleans and lists of texts always are.
     pub(crate) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -91,5 +97,6 @@ mod tests {
         assert_eq!(ChildOptions::new().on_delete().json(), r#"{"updateStrategy":"OnDelete"}"#);
         assert_eq!(ChildOptions::new().wave(2).ready(false).json(), r#"{"wave":2,"readiness":"NotReady"}"#);
         assert_eq!(ChildOptions::new().ready(true).json(), r#"{"readiness":"Ready"}"#);
+        assert_eq!(ChildOptions::new().without_force().json(), r#"{"force":false}"#);
     }
 }

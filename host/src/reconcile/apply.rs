@@ -3,6 +3,8 @@
 //! Independent children are written at the same time, and one that fails stops none of the others; but nothing is deleted
 //! unless every write of the pass has succeeded (`C42`).
 
+use std::collections::BTreeSet;
+
 use futures::{StreamExt as _, stream};
 use json_patch::{PatchOperation, ReplaceOperation, jsonptr::PointerBuf};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
@@ -15,8 +17,8 @@ use kube::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    Context, coverage::differences, failures::message, heal::heal, managers, plan, projection::projection_of,
-    remote::Record, restored,
+    Context, coverage::differences, failures::message, heal::heal, jobs, managers, plan, projection::projection_of,
+    remote::Record, restored, taken::taken,
 };
 use crate::{
     identity::{self, RECONCILER_LABEL},
@@ -35,24 +37,33 @@ const TRIES: usize = 3;
 
 /// Carries out the plan for this parent.
 pub(super) async fn apply(context: &Context, plan: Plan, observed: &Observed, manager: &str) -> Applied {
-    let mut applied = Applied::default();
+    let running = plan.running.into_iter().map(|key| (key, ChildError::PendingRecreate));
+    let mut applied = Applied { failures: running.collect(), ..Applied::default() };
     let mut complete = plan.waiting.is_empty();
     let writes = stream::iter(plan.applies).map(|child| async move {
+        let before = context.children[child.key.kind].get(&child.key.object);
         let write = Write { context, api: api(context, &child.key), child: &child, observed, manager };
         let result = write.run().await;
-        (child, result)
+        (child, before, result)
     });
     let mut writes = writes.buffer_unordered(CONCURRENT_WRITES);
-    while let Some((child, result)) = writes.next().await {
+    while let Some((child, before, result)) = writes.next().await {
         match result {
             Ok(Outcome::Written(answer)) => {
-                applied.written.push(written(&child, &answer, manager));
+                let mut written = written(&child, &answer, manager);
+                written.taken = before.map(|before| taken(&before, &answer, manager)).unwrap_or_default();
+                // Who no longer writes it has lost nothing.
+                written.taken.retain(|(manager, _)| !child.options.adopt_field_managers.contains(manager));
+                applied.written.push(written);
                 let seen = context.children[child.key.kind].apply(*answer);
                 applied.changed |= seen.is_some();
             }
-            Ok(Outcome::Held { uid, why }) => {
+            Ok(Outcome::Held { uid, running, why }) => {
                 complete = false;
-                applied.held.push((child.key, Held { desired: child.digest, uid }, why));
+                if running {
+                    applied.failures.push((child.key.clone(), ChildError::PendingRecreate));
+                }
+                applied.held.push((child.key, Held { desired: child.digest, uid, running }, why));
             }
             Ok(Outcome::Recreating) => {
                 complete = false;
@@ -88,7 +99,7 @@ pub(super) async fn apply(context: &Context, plan: Plan, observed: &Observed, ma
 pub(super) fn written(child: &ChildApply, answer: &Object, manager: &str) -> Written {
     let fields = answer.owned_by(manager, "Apply", "").and_then(|fields| serde_json::from_str(fields.get()).ok());
     let (Some(fields), Ok(live)) = (fields, serde_json::from_str::<Value>(answer.json())) else {
-        return Written { key: child.key.clone(), last: None, differences: Vec::new() };
+        return Written { key: child.key.clone(), last: None, differences: Vec::new(), taken: Vec::new() };
     };
     let last = LastApply {
         desired: child.digest,
@@ -96,15 +107,15 @@ pub(super) fn written(child: &ChildApply, answer: &Object, manager: &str) -> Wri
         resource_version: answer.resource_version().to_owned(),
     };
     let differences = differences(&child.body, &fields, &live).iter().map(ToString::to_string).collect();
-    Written { key: child.key.clone(), last: Some(last), differences }
+    Written { key: child.key.clone(), last: Some(last), differences, taken: Vec::new() }
 }
 
 /// How a write ended, if not with an error.
 enum Outcome {
     /// The child is as the plugin wants it, as far as the API server lets it.
     Written(Box<Object>),
-    /// It stays as it is until somebody deletes it.
-    Held { uid: String, why: String },
+    /// It stays as it is until somebody deletes it, or if it is running until it has finished.
+    Held { uid: String, running: bool, why: String },
     /// It is being deleted, to be made anew.
     Recreating,
 }
@@ -137,7 +148,10 @@ impl Write<'_> {
             Err(error) => ChildError::from(error),
         };
         match error {
-            ChildError::Conflict(conflict) if self.child.create => self.take(conflict).await,
+            // Whose the fields are is told before whether there may be such an object at all.
+            ChildError::Conflict(conflict) | ChildError::FieldConflict(conflict) if self.child.create => {
+                self.take(conflict).await
+            }
             ChildError::Conflict(conflict) => {
                 // Something is there that is not what the store shows: look.
                 read_again(self.context, &self.child.key).await?;
@@ -155,7 +169,15 @@ impl Write<'_> {
     }
 
     async fn apply(&self, body: &Map<String, Value>) -> Result<Object, kube::Error> {
-        self.api.patch(self.name(), &PatchParams::apply(self.manager).force(), &Patch::Apply(body)).await
+        match self.send(body).await {
+            Err(error) if is_status(&error, 500) && self.renew().await => self.send(body).await,
+            answer => answer,
+        }
+    }
+
+    async fn send(&self, body: &Map<String, Value>) -> Result<Object, kube::Error> {
+        let params = PatchParams { force: !self.child.options.yields, ..PatchParams::apply(self.manager) };
+        self.api.patch(self.name(), &params, &Patch::Apply(body)).await
     }
 
     /// The end of an apply that succeeded: nobody else may be left to own what only we do.
@@ -176,6 +198,33 @@ impl Write<'_> {
             tracing::info!("fields of earlier managers of {} are ours now", self.context.describe(&self.child.key));
         }
         Ok(())
+    }
+
+    /// Whether the API server failed on the child because of who owns it in a version of its kind that is no longer served, and does so no
+    /// longer. Built-in kinds do not suffer from that.
+    async fn renew(&self) -> bool {
+        let kind = &self.context.child_kinds[self.child.key.kind];
+        let Ok(meta) = self.api.get_metadata(self.name()).await else { return false };
+        let entries = meta.metadata.managed_fields.unwrap_or_default();
+        let versions: BTreeSet<_> = entries.into_iter().filter_map(|entry| entry.api_version).collect();
+        let mut dropped = Vec::new();
+        for version in versions.into_iter().filter(|version| *version != kind.api.api_version && !kind.is_built_in()) {
+            match self.context.client.list_api_group_resources(&version).await {
+                Ok(served) if served.resources.iter().any(|served| served.name == kind.api.plural) => {}
+                Ok(_) => dropped.push(version),
+                Err(error) if is_status(&error, 404) => dropped.push(version),
+                Err(_) => return false,
+            }
+        }
+        let renewed = self.rewrite_managers(|entries| managers::renew(entries, &dropped, &kind.api.api_version)).await;
+        let renewed = matches!(renewed, Ok(Some(_)));
+        if renewed {
+            tracing::info!(
+                "{} was owned in a version that is no longer served",
+                self.context.describe(&self.child.key)
+            );
+        }
+        renewed
     }
 
     /// Changes `metadata.managedFields` of what is there now, and nothing else. None: there was nothing to change.
@@ -314,7 +363,12 @@ impl Write<'_> {
         }
         match self.child.options.update {
             UpdateStrategy::Apply => Err(ChildError::Immutable(refusal)),
-            UpdateStrategy::OnDelete => Ok(Outcome::Held { uid: live.uid().to_owned(), why: message(&refusal) }),
+            UpdateStrategy::Recreate if jobs::is_running(&live) => {
+                Ok(Outcome::Held { uid: live.uid().to_owned(), running: true, why: message(&refusal) })
+            }
+            UpdateStrategy::OnDelete => {
+                Ok(Outcome::Held { uid: live.uid().to_owned(), running: false, why: message(&refusal) })
+            }
             UpdateStrategy::Recreate => {
                 tracing::info!(
                     "{} is deleted to be made anew: {}",
@@ -486,6 +540,7 @@ impl From<kube::Error> for ChildError {
     fn from(error: kube::Error) -> Self {
         match &error {
             kube::Error::Api(status) => match status.code {
+                409 if causes(&error).any(|(reason, _)| reason == "FieldManagerConflict") => Self::FieldConflict(error),
                 409 => Self::Conflict(error),
                 403 if causes(&error).any(|(reason, _)| reason == "NamespaceTerminating") => {
                     Self::NamespaceTerminating(error)

@@ -353,6 +353,12 @@ fn options(path: &str, text: &str) -> Result<ChildOptions, Error> {
                 let known = [("Auto", Readiness::Auto), ("Ready", Readiness::Ready), ("NotReady", Readiness::NotReady)];
                 options.readiness = one_of(&path_of_key, &value, &known)?;
             }
+            "force" => {
+                options.yields = match value {
+                    Value::Bool(force) => !force,
+                    _ => return refuse(path_of_key, format!("is {value}; it must be true or false")),
+                };
+            }
             "adoptFieldManagers" => options.adopt_field_managers = field_managers(&path_of_key, value)?,
             _ => return unknown(path, &key),
         }
@@ -560,17 +566,22 @@ mod tests {
             adopt_field_managers: vec!["old".to_owned()],
             wave: 3,
             readiness: Readiness::NotReady,
+            yields: true,
         };
         let options = json!({"updateStrategy": "Recreate", "adoptionPolicy": "IfUnowned", "deletionPolicy": "Orphan",
-            "adoptFieldManagers": ["old"], "wave": 3, "readiness": "NotReady"});
+            "adoptFieldManagers": ["old"], "wave": 3, "readiness": "NotReady", "force": false});
         assert_eq!(with(options), Ok(expected));
-        assert_eq!(with(json!({"updateStrategy": "Apply", "adoptFieldManagers": []})), Ok(ChildOptions::default()));
+        assert_eq!(
+            with(json!({"updateStrategy": "Apply", "adoptFieldManagers": [], "force": true})),
+            Ok(ChildOptions::default())
+        );
         for (options, error) in [
             (
                 json!({"updateStrategy": "recreate"}),
                 "children[0].options.updateStrategy: is \"recreate\"; it must be one of Apply,",
             ),
             (json!({"adoptionPolicy": true}), "children[0].options.adoptionPolicy: is true"),
+            (json!({"force": "no"}), "children[0].options.force: is \"no\"; it must be true or false"),
             (json!({"adoptFieldManagers": "old"}), "children[0].options.adoptFieldManagers: is not a list"),
             (json!({"adoptFieldManagers": ["a", ""]}), "children[0].options.adoptFieldManagers[1]"),
             (json!({"adoptFieldManagers": ["pilothouse/1"]}), "children[0].options.adoptFieldManagers[0]"),

@@ -17,10 +17,12 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// A stable name: that of the first child which says more than that somebody was faster.
+    /// A stable name: that of the first child for which somebody has to do something, or else of one that waits.
     pub fn category(&self) -> &'static str {
-        let mut errors = self.children.iter().map(|(_, error)| error);
-        errors.find(|error| !matches!(error, ChildError::Conflict(_))).map_or("ApplyFailed", ChildError::category)
+        let errors = || self.children.iter().map(|(_, error)| error);
+        let acute = errors().find(|error| !is_wait(error));
+        let said = acute.or_else(|| errors().find(|error| !matches!(error, ChildError::Conflict(_))));
+        said.map_or("ApplyFailed", ChildError::category)
     }
 
     /// Whether others only wrote at the same moment: read again, tell nobody.
@@ -28,12 +30,20 @@ impl Failures {
         self.children.iter().all(|(_, error)| matches!(error, ChildError::Conflict(_)))
     }
 
-    /// Whether nothing can be done before the namespace is gone.
+    /// Whether nothing can be done before something else happens: the namespace is gone, a Job has finished, another field manager lets go.
     pub fn is_waiting(&self) -> bool {
-        self.children
-            .iter()
-            .all(|(_, error)| matches!(error, ChildError::NamespaceTerminating(_) | ChildError::Conflict(_)))
+        self.children.iter().all(|(_, error)| is_wait(error))
     }
+}
+
+fn is_wait(error: &ChildError) -> bool {
+    matches!(
+        error,
+        ChildError::NamespaceTerminating(_)
+            | ChildError::PendingRecreate
+            | ChildError::FieldConflict(_)
+            | ChildError::Conflict(_)
+    )
 }
 
 impl fmt::Display for Failures {
@@ -94,5 +104,9 @@ mod tests {
         assert!(text.ends_with("see `pilothouse manifests` for the rights that it needs: no"), "{text}");
         let waiting = failures(vec![ChildError::NamespaceTerminating(api_error())], 0);
         assert!(waiting.is_waiting() && !waiting.is_conflict());
+        let mixed = failures(vec![ChildError::PendingRecreate, ChildError::NameCollision], 0);
+        assert_eq!((mixed.category(), mixed.is_waiting()), ("NameCollision", false));
+        let waiting = failures(vec![ChildError::Conflict(api_error()), ChildError::PendingRecreate], 0);
+        assert_eq!((waiting.category(), waiting.is_waiting()), ("PendingRecreate", true));
     }
 }

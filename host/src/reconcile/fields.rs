@@ -34,6 +34,39 @@ pub fn difference(left: &Value, right: &Value) -> Value {
     rest.collect::<Map<_, _>>().into()
 }
 
+/// The fields that are in both.
+pub fn intersection(left: &Value, right: &Value) -> Value {
+    difference(left, &difference(left, right))
+}
+
+/// Each field with nothing below it, as `spec.ports[port=80].name`.
+pub fn paths(root: &Value) -> Vec<String> {
+    let mut paths = Vec::new();
+    add_paths(root, "", &mut paths);
+    paths
+}
+
+fn add_paths(node: &Value, path: &str, paths: &mut Vec<String>) {
+    for (name, fields) in node.as_object().into_iter().flat_map(below) {
+        let path = match name.split_once(':') {
+            Some(("f", name)) if path.is_empty() => name.to_owned(),
+            Some(("f", name)) => format!("{path}.{name}"),
+            Some(("k", key)) => {
+                let key: Map<String, Value> = serde_json::from_str(key).unwrap_or_default();
+                let parts: Vec<_> = key.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                format!("{path}[{}]", parts.join(","))
+            }
+            Some(("v", value)) => format!("{path}[={value}]"),
+            _ => format!("{path}[{name}]"),
+        };
+        if is_empty(fields) {
+            paths.push(path);
+        } else {
+            add_paths(fields, &path, paths);
+        }
+    }
+}
+
 /// Whether some field is in both.
 pub fn overlaps(left: &Value, right: &Value) -> bool {
     difference(left, right) != *left
@@ -108,6 +141,23 @@ mod tests {
         assert!(!overlaps(&json!({"f:data": {"f:theirs": {}}}), &json!({"f:spec": {}})));
         assert!(is_empty(&difference(&ours, &ours)));
         assert!(!is_empty(&rest));
+    }
+
+    #[test]
+    fn paths_name_what_is_in_both() {
+        let theirs = json!({
+            "f:metadata": {"f:annotations": {".": {}, "f:t.example/x": {}, "f:theirs": {}}},
+            "f:spec": {"f:ports": {"k:{\"port\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}}}, "f:atomic": {}},
+            "f:set": {"v:\"a\"": {}},
+        });
+        let ours = json!({
+            "f:metadata": {"f:annotations": {"f:t.example/x": {}}},
+            "f:spec": {"f:ports": {"k:{\"port\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}, "f:port": {}}}},
+            "f:set": {"v:\"a\"": {}, "v:\"b\"": {}},
+        });
+        let both = ["metadata.annotations.t.example/x", "spec.ports[port=80,protocol=\"TCP\"].name", "set[=\"a\"]"];
+        assert_eq!(paths(&intersection(&theirs, &ours)), both);
+        assert!(is_empty(&intersection(&theirs, &json!({"f:data": {}}))));
     }
 
     #[test]

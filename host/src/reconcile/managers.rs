@@ -1,4 +1,4 @@
-//! Changes to `metadata.managedFields`: who else is taken to own what is ours. Pure; `apply` writes them.
+//! Changes to `metadata.managedFields`: who else is taken to own what is ours, and in which version of its kind. Pure; `apply` writes them.
 //!
 //! A field that we no longer send goes only if nobody else owns it. Two kinds of others stand in the way: a manager that wrote the
 //! object before us and never will again (its fields become ours: [`fold`]), and entries that only repeat ours ([`release`]).
@@ -58,6 +58,35 @@ pub(super) fn release(entries: &[ManagedFieldsEntry], manager: &str) -> Option<V
     };
     let rest: Vec<_> = entries.iter().filter_map(left).collect();
     (rest != entries).then_some(rest)
+}
+
+/// The entries once those of versions that are no longer served are of `api_version`: while there is one, whoever it belongs to, the API
+/// server answers every apply of a custom kind with 500. None: there is none.
+///
+/// Most fields have the same names in both, and the name of a field that the new one does not have harms nobody.
+pub(super) fn renew(
+    entries: &[ManagedFieldsEntry],
+    dropped: &[String],
+    api_version: &str,
+) -> Option<Vec<ManagedFieldsEntry>> {
+    let is_dropped = |entry: &ManagedFieldsEntry| entry.api_version.as_ref().is_some_and(|it| dropped.contains(it));
+    let (stale, mut entries): (Vec<_>, Vec<_>) = entries.iter().cloned().partition(is_dropped);
+    if stale.is_empty() {
+        return None;
+    }
+    for stale in stale {
+        let renewed = ManagedFieldsEntry { api_version: Some(api_version.to_owned()), ..stale };
+        // By all else the API server takes two entries for one.
+        let id = |entry: &ManagedFieldsEntry| {
+            let ManagedFieldsEntry { manager, operation, subresource, api_version, .. } = entry.clone();
+            (manager, operation, subresource, api_version)
+        };
+        match entries.iter_mut().find(|known| id(known) == id(&renewed)) {
+            Some(known) => known.fields_v1 = Some(FieldsV1(fields::union(&fields_of(known), &fields_of(&renewed)))),
+            None => entries.push(renewed),
+        }
+    }
+    Some(entries)
 }
 
 /// Whether there is something to [`fold`].
@@ -138,6 +167,27 @@ mod tests {
         let folded = fold(&entries, OURS, "v1", &[]).unwrap();
         assert_eq!(folded.len(), 2);
         assert_eq!(fields_of(&folded[0]), json!({"f:data": {".": {}, "f:a": {}, "f:b": {}}, "f:x": {}}));
+    }
+
+    #[test]
+    fn entries_of_a_version_that_is_dropped_are_of_the_one_that_is_served() {
+        let of = |version: &str, mut entry: ManagedFieldsEntry| {
+            entry.api_version = Some(version.to_owned());
+            entry
+        };
+        let ours = |version| of(version, entry(OURS, "Apply", json!({"f:spec": {"f:a": {}}})));
+        let theirs = |version, fields| of(version, entry("kubectl", "Update", fields));
+        let status = of("t/v1alpha1", of_status(entry("kubectl", "Update", json!({"f:status": {}}))));
+        let entries = [
+            theirs("t/v1", json!({"f:spec": {"f:b": {}}})),
+            theirs("t/v1alpha1", json!({"f:spec": {"f:c": {}}})),
+            status.clone(),
+            ours("t/v1alpha1"),
+        ];
+        let renewed = renew(&entries, &["t/v1alpha1".to_owned()], "t/v1").unwrap();
+        let both = theirs("t/v1", json!({"f:spec": {"f:b": {}, "f:c": {}}}));
+        assert_eq!(renewed, [both, of("t/v1", status), ours("t/v1")]);
+        assert_eq!(renew(&renewed, &["t/v1alpha1".to_owned()], "t/v1"), None, "once");
     }
 
     #[test]

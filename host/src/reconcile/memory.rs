@@ -34,17 +34,26 @@ impl Memory {
                 None => drop(self.children.remove(&written.key)),
             }
             self.held.remove(&written.key);
-            self.note(&written.key, applied_differently(&written.differences), &mut news);
+            match applied_differently(&written.differences) {
+                Some(note) => self.note(&written.key, note, &mut news),
+                None => drop(self.notes.remove(&(written.key.clone(), APPLIED_DIFFERENTLY))),
+            }
+            if let Some(note) = field_taken(&written.taken) {
+                self.note(&written.key, note, &mut news);
+            }
         }
         for (key, held, why) in &applied.held {
             self.held.insert(key.clone(), held.clone());
+            if held.running {
+                continue;
+            }
             let message = format!("stays as it is until somebody deletes it, since it cannot be changed: {why}");
-            self.note(key, Some(Note { reason: "WaitsForDeletion", message }), &mut news);
+            self.note(key, Note { reason: "WaitsForDeletion", message }, &mut news);
         }
         for key in &applied.deleted {
             self.children.remove(key);
             self.held.remove(key);
-            self.notes.remove(key);
+            self.notes.retain(|(known, _), _| known != key);
         }
         for (key, _) in &applied.failures {
             // It may have been applied all the same; what is not known is looked at anew.
@@ -53,27 +62,44 @@ impl Memory {
         news
     }
 
-    fn note(&mut self, key: &ChildKey, note: Option<Note>, news: &mut Vec<(ChildKey, Note)>) {
-        let Some(note) = note else { return drop(self.notes.remove(key)) };
-        if self.notes.get(key) != Some(&note.message) {
-            self.notes.insert(key.clone(), note.message.clone());
+    fn note(&mut self, key: &ChildKey, note: Note, news: &mut Vec<(ChildKey, Note)>) {
+        let told = self.notes.insert((key.clone(), note.reason), note.message.clone());
+        if told.as_ref() != Some(&note.message) {
             news.push((key.clone(), note));
         }
     }
 }
 
+const APPLIED_DIFFERENTLY: &str = "AppliedDifferently";
+
 /// The answer to an apply is not what was sent. It is the new normal: sending the same again would get the same answer.
 fn applied_differently(differences: &[String]) -> Option<Note> {
-    let first = differences.get(..SHOWN).unwrap_or(differences).join(", ");
-    let more = match differences.len().saturating_sub(SHOWN) {
-        0 => String::new(),
-        more => format!(" and {more} more fields"),
-    };
     let message = format!(
-        "{first}{more}: the cluster keeps something else than the plugin wants, since the kind does not have the field, or an \
-         admission policy or webhook decides it; it is left at that"
+        "{}: the cluster keeps something else than the plugin wants, since the kind does not have the field, or an \
+         admission policy or webhook decides it; it is left at that",
+        first(differences)
     );
-    (!differences.is_empty()).then_some(Note { reason: "AppliedDifferently", message })
+    (!differences.is_empty()).then_some(Note { reason: APPLIED_DIFFERENTLY, message })
+}
+
+/// Fields that somebody else had set are the plugin's now (`C27`).
+fn field_taken(taken: &[(String, Vec<String>)]) -> Option<Note> {
+    let of_manager =
+        |(manager, paths): &(String, Vec<String>)| format!("{} from field manager {manager:?}", first(paths));
+    let all: Vec<_> = taken.iter().map(of_manager).collect();
+    let message = format!(
+        "taken, since the plugin sends it: {}; if it is theirs to decide, let the plugin leave it out, or set force false",
+        all.join("; ")
+    );
+    (!taken.is_empty()).then_some(Note { reason: "FieldTaken", message })
+}
+
+fn first(paths: &[String]) -> String {
+    let first = paths.get(..SHOWN).unwrap_or(paths).join(", ");
+    match paths.len().saturating_sub(SHOWN) {
+        0 => first,
+        more => format!("{first} and {more} more fields"),
+    }
 }
 
 #[cfg(test)]
@@ -91,7 +117,24 @@ mod tests {
     fn written(differences: &[&str]) -> Applied {
         let last = LastApply { desired: [1; 32], projection: [2; 32], resource_version: "1".into() };
         let differences = differences.iter().map(ToString::to_string).collect();
-        Applied { written: vec![Written { key: key(), last: Some(last), differences }], ..Applied::default() }
+        let written = Written { key: key(), last: Some(last), differences, taken: Vec::new() };
+        Applied { written: vec![written], ..Applied::default() }
+    }
+
+    #[test]
+    fn c27_what_is_taken_from_others_is_told_once() {
+        let mut memory = Memory::default();
+        let taken = |path: &str| {
+            let mut applied = written(&[]);
+            applied.written[0].taken = vec![("kubectl".to_owned(), vec![path.to_owned()])];
+            applied
+        };
+        let told = memory.applied(&taken("data.a"));
+        assert_eq!(told[0].1.reason, "FieldTaken");
+        assert!(told[0].1.message.contains("data.a from field manager \"kubectl\""), "{told:?}");
+        // Also if there was a pass that took nothing.
+        assert_eq!((memory.applied(&written(&[])), memory.applied(&taken("data.a"))), (vec![], vec![]));
+        assert_eq!(memory.applied(&taken("data.b")).len(), 1);
     }
 
     #[test]
@@ -110,14 +153,15 @@ mod tests {
     fn what_is_held_is_told_once_and_forgotten_with_the_next_write() {
         let mut memory = Memory::default();
         let held = || Applied {
-            held: vec![(key(), Held { desired: [1; 32], uid: "u".into() }, "immutable".into())],
+            held: vec![(key(), Held { desired: [1; 32], uid: "u".into(), running: false }, "immutable".into())],
             ..Applied::default()
         };
         assert_eq!(memory.applied(&held()).len(), 1);
         assert_eq!(memory.applied(&held()).len(), 0);
         assert_eq!(memory.held.len(), 1);
         memory.applied(&written(&[]));
-        assert_eq!((memory.held.len(), memory.notes.len(), memory.children.len()), (0, 0, 1));
+        assert_eq!((memory.held.len(), memory.children.len()), (0, 1));
+        assert_eq!(memory.applied(&held()).len(), 1, "it waits again");
     }
 
     #[test]

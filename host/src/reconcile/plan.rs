@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     coverage::differences,
-    managers,
+    jobs, managers,
     projection::{projection, projection_of},
     readiness::is_ready,
 };
@@ -103,8 +103,14 @@ fn plan_child(
         plan.unchanged.push((child.key.clone(), live.resource_version().to_owned()));
         return;
     }
-    if memory.held.get(&child.key).is_some_and(|held| is_held(held, child, live)) {
-        return;
+    if let Some(held) = memory.held.get(&child.key).filter(|held| is_held(held, child, live)) {
+        if !held.running {
+            return;
+        }
+        if jobs::is_running(live) {
+            plan.running.push(child.key.clone());
+            return;
+        }
     }
     let body = body(child, Some(live.uid()), &observed.parent, owner);
     let changed = last.map(|last| last.desired != child.digest);
@@ -394,7 +400,7 @@ mod tests {
         let live = live("a", "1", "5", "");
         let memory = |uid: &str| Memory {
             children: HashMap::from([remembered(&before, &live)]),
-            held: HashMap::from([(key("a"), Held { desired: child.digest, uid: uid.to_owned() })]),
+            held: HashMap::from([(key("a"), Held { desired: child.digest, uid: uid.to_owned(), running: false })]),
             ..Memory::default()
         };
         let parent = Object::from_json(r#"{"metadata":{"name":"p","namespace":"n","uid":"u-p"}}"#).unwrap();

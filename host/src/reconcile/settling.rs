@@ -1,5 +1,6 @@
-//! A plugin that wants something else each time it is asked: a timestamp, a random value, a list in the order of a hash map. Each
-//! answer is applied, and each apply would roll a Deployment; so it is slowed down, and told where its answers differ (`C22`).
+//! What never settles. A plugin that wants something else each time it is asked: a timestamp, a random value, a list in the order of a hash
+//! map. Each answer is applied, and each apply would roll a Deployment; so it is slowed down, and told where its answers differ (`C22`).
+//! And somebody who takes back what we take, as often as we do: so neither has it, and it is told who that is (`C27`).
 
 use std::{
     collections::VecDeque,
@@ -7,15 +8,15 @@ use std::{
 };
 
 use super::coverage::differences;
-use crate::state::{ChildKey, Memory, Observed, Plan};
+use crate::state::{Applied, ChildKey, Memory, Observed, Plan};
 
-/// How many passes within [`WINDOW`] may want something else of the children, while spec and plugin are the same. What a plugin sees of
-/// its children, such as the address of a Service, can make it change others, and that may take a few.
+/// How many passes within [`WINDOW`] may want something else of the children, or take something from others, while spec and plugin are the
+/// same. What a plugin sees of its children, such as the address of a Service, can make it change others, and that may take a few.
 const PATIENCE: usize = 10;
 /// See [`PATIENCE`].
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// How a plugin settles for a parent.
+/// How a parent settles.
 #[derive(Debug, Default)]
 pub struct Settling {
     /// Generation of the parent and revision of the plugin. Another one begins anew.
@@ -65,6 +66,21 @@ pub(super) fn unstable(
     let path = found.into_iter().map(|found| found.path).find(|path| !path.contains("pilothouse.dev/"));
     // Else it sends less than before, and nothing new.
     Some((change.key.clone(), path.unwrap_or_else(|| "a field that it does not always set".to_owned())))
+}
+
+/// Whose fields are taken again and again, if that has gone on for too long: a child, a field manager, and the path of a field.
+pub(super) fn contested(
+    memory: &mut Memory,
+    observed: &Observed,
+    applied: &Applied,
+    revision: &str,
+) -> Option<(ChildKey, String, String)> {
+    let mut taken = applied.written.iter().filter_map(|written| {
+        let (manager, paths) = written.taken.first()?;
+        Some((written.key.clone(), manager.clone(), paths.first()?.clone()))
+    });
+    let taken = taken.next();
+    memory.contest.note(observed.parent.generation(), revision, taken.is_some(), Instant::now()).then_some(taken)?
 }
 
 #[cfg(test)]

@@ -274,7 +274,7 @@ impl Child {
 
 /// Those that are not the default, as the contract writes them.
 fn options(options: &ChildOptions) -> Map<String, Value> {
-    let ChildOptions { update, adoption, orphan, adopt_field_managers, wave, readiness } = options;
+    let ChildOptions { update, adoption, orphan, adopt_field_managers, wave, readiness, yields } = options;
     let update = match update {
         UpdateStrategy::Apply => None,
         UpdateStrategy::Recreate => Some(json!("Recreate")),
@@ -298,6 +298,7 @@ fn options(options: &ChildOptions) -> Map<String, Value> {
         ("adoptFieldManagers", managers),
         ("wave", (*wave > 0).then(|| json!(wave))),
         ("readiness", readiness),
+        ("force", yields.then(|| json!(false))),
     ];
     all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
@@ -391,11 +392,12 @@ mod tests {
             adopt_field_managers: vec!["old".to_owned()],
             wave: 2,
             readiness: Readiness::Ready,
+            yields: true,
         };
         let children = vec![child(None, ChildOptions::default()), child(None, options)];
         let text = Rendered::of_desired(desired(None), children).children_text().unwrap();
         let document = "kind: Secret\nmetadata:\n  name: a\n";
-        let comment = r#"# options: {"updateStrategy":"OnDelete","adoptionPolicy":"IfUnowned","deletionPolicy":"Orphan","adoptFieldManagers":["old"],"wave":2,"readiness":"Ready"}"#;
+        let comment = r#"# options: {"updateStrategy":"OnDelete","adoptionPolicy":"IfUnowned","deletionPolicy":"Orphan","adoptFieldManagers":["old"],"wave":2,"readiness":"Ready","force":false}"#;
         assert_eq!(text, format!("---\n{document}---\n{comment}\n{document}"));
     }
 

@@ -150,14 +150,22 @@ impl reconciler::Guest for Mirror {
                 json!({ "apiVersion": "v1", "kind": "Pod" }),
                 json!({ "apiVersion": "apps/v1", "kind": "Deployment" }),
                 json!({ "apiVersion": "apps/v1", "kind": "StatefulSet" }),
+                json!({ "apiVersion": "batch/v1", "kind": "Job" }),
                 json!({ "apiVersion": "networking.k8s.io/v1", "kind": "Ingress" }),
+                json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy" }),
+                json!({ "apiVersion": "policy/v1", "kind": "PodDisruptionBudget" }),
+                json!({ "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler" }),
+                json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role" }),
+                json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding" }),
                 json!({ "apiVersion": "t.example/v1", "kind": "Gadget" }),
             ]);
         }
         // Nor has it anything of cluster scope, as version 6.
         if !black_box(VERSION).ends_with(['5', '6']) {
             children.push(json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass" }));
+            children.push(json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole" }));
             children.push(json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding" }));
+            children.push(json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition" }));
         }
         // Version 7 makes no Secrets.
         if !black_box(VERSION).ends_with(['5', '7']) {
