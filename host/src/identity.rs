@@ -47,6 +47,23 @@ pub const APPLIED_LABEL: &str = "internal.pilothouse.dev/applied";
 /// The domain of our labels, annotations and finalizers: plugins may not use it, nor one below it.
 pub const DOMAIN: &str = "pilothouse.dev";
 
+/// The finalizer on a reconciler, since its parents may carry finalizers.
+pub const RELEASE_FINALIZER: &str = "pilothouse.dev/release";
+
+/// Whether a finalizer is of this host: that of some reconciler on its parents, or the one on reconcilers.
+pub fn is_finalizer(name: &str) -> bool {
+    let slug = name.strip_prefix(DOMAIN).and_then(|rest| rest.strip_prefix('/'));
+    let of_parents = |slug: &str| {
+        let hash = slug.rsplit_once('-').map(|(_, hash)| hash).unwrap_or_default();
+        slug.starts_with(['c', 'n']) && slug.get(1..2) == Some("-") && hash.len() == 8 && is_hex(hash)
+    };
+    name == RELEASE_FINALIZER || slug.is_some_and(of_parents)
+}
+
+fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Who a reconciler is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -115,7 +132,18 @@ mod tests {
         let cluster = |name: &str| Identity::of(&ObjectKey { namespace: None, name: name.to_owned() });
         let identity = cluster("myapp");
         assert_eq!(identity.finalizer(), "pilothouse.dev/c-myapp-5c40a47d");
+        assert!(is_finalizer(&identity.finalizer()) && is_finalizer(RELEASE_FINALIZER));
+        for foreign in [
+            "pilothouse.dev/x",
+            "pilothouse.dev/c-myapp-5c40a47",
+            "other.dev/c-myapp-5c40a47d",
+            "orphan",
+            "pilothouse.dev/cx-5c40a47d",
+        ] {
+            assert!(!is_finalizer(foreign), "{foreign}");
+        }
         let long = cluster(&"a.".repeat(100));
+        assert!(is_finalizer(&long.finalizer()));
         assert!(long.label().len() <= 63);
         assert!(!long.label().contains(".-"));
         let parent = ObjectKey { namespace: Some("n".into()), name: "p".into() };

@@ -30,7 +30,7 @@ use crate::{lookup, telemetry};
 /// The name of the Lease: `deploy/host.yaml` lets the host write this one.
 pub const NAME: &str = "pilothouse";
 /// Where the Lease is, if not in the namespace of the pod.
-const NAMESPACE: &str = "pilothouse-system";
+pub const NAMESPACE: &str = "pilothouse-system";
 /// Where the kubelet writes the namespace of a pod.
 const POD_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
@@ -170,6 +170,33 @@ fn held(before: LeaseSpec, identity: &str, lease_duration: Duration, time: Times
         ..before
     }
 }
+
+/// Who is at work, by the Lease in `namespace`. None: nobody holds it, or has renewed it for as long as it says, which takes that long to
+/// see.
+///
+/// # Errors
+/// If the Lease cannot be read.
+pub async fn at_work(client: Client, namespace: &str) -> Result<Option<String>, kube::Error> {
+    let api = Api::<Lease>::namespaced(client, namespace);
+    let mut seen: Option<Seen> = None;
+    loop {
+        let Some(lease) = lookup::get(&api, NAME).await? else { return Ok(None) };
+        let (before, now) = (seen.take(), now());
+        let since = before.as_ref().map(|before| before.since);
+        let current = Seen::again(before, lease.spec.unwrap_or_default(), now);
+        if holder(&current.spec).is_empty() || decide(Some(&current), "", false, USUAL, now) != Step::Wait {
+            return Ok(None);
+        }
+        if since.is_some_and(|since| since != current.since) {
+            return Ok(Some(holder(&current.spec).to_owned()));
+        }
+        seen = Some(current);
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// How long a holder is waited for that does not say how long; see the flags.
+const USUAL: Duration = Duration::from_secs(15);
 
 /// A host that stands for election.
 pub struct Election {

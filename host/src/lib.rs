@@ -11,7 +11,7 @@
 //! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
 //!
 //! [`run`] puts the parts together; of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
-//! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs.
+//! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs. [`release`] is for when there is no host any more.
 //!
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
@@ -35,6 +35,7 @@ pub mod probes;
 pub mod queue;
 pub mod reconcile;
 pub mod reconciler;
+pub mod release;
 pub mod render;
 pub mod revision;
 pub mod run;

@@ -15,7 +15,7 @@ use pilothouse::{
     crd::{self, Limits, ServiceAccountRef},
     inspect, manifests, output,
     plugin::{Engine, Plugin},
-    render, run,
+    release, render, run,
     telemetry::{self, LogFormat},
     traces::Traces,
     version,
@@ -53,6 +53,8 @@ enum Command {
     Render(render::Options),
     /// Print what has to be in the cluster for a plugin, ready for `kubectl apply --server-side -f -`.
     Manifests(ManifestsArguments),
+    /// Take the finalizers of this host off all objects of a kind, where there is no host any more that would.
+    Release(release::Options),
     /// Print the definitions of the host's own kinds, ready for `kubectl apply --server-side -f -`.
     Crds,
     /// Print the script that completes these commands in a shell.
@@ -151,6 +153,10 @@ async fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Render(options) => {
             let differs = render::render(&options).await?;
             return Ok(if differs { ExitCode::from(render::DIFFERENT) } else { ExitCode::SUCCESS });
+        }
+        Command::Release(options) => {
+            let all = release::release(&options).await?;
+            return Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Manifests(arguments) => print_manifests(&arguments).await?,
         Command::Crds => output::yaml(&crd::definitions())?,

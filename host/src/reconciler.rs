@@ -29,7 +29,7 @@ use crate::{
     controller::{Controller, Watching},
     crd::{DeletionPolicy, ReconcilerStatus, Terms},
     declaration::{self, Declaration},
-    identity::Identity,
+    identity::{Identity, RELEASE_FINALIZER},
     lookup,
     metrics::Handles,
     object::{Kind, ObjectKey},
@@ -54,8 +54,6 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const LISTING: Duration = Duration::from_secs(30);
 /// How often at most the counts of the parents are published for their own sake.
 const COUNTS: Duration = Duration::from_secs(10);
-/// The finalizer on a reconciler, since its parents may carry finalizers.
-const RELEASE: &str = "pilothouse.dev/release";
 /// Who writes the status of reconcilers.
 const FIELD_MANAGER: &str = "pilothouse";
 
@@ -318,7 +316,7 @@ impl Reconciler {
 
     /// The last thing that a reconciler does.
     async fn release_parents(&mut self) -> Result<(), Error> {
-        if !self.declared.has_finalizer(RELEASE) {
+        if !self.declared.has_finalizer(RELEASE_FINALIZER) {
             return Ok(());
         }
         if self.serving.is_none() {
@@ -356,7 +354,7 @@ impl Reconciler {
         let Some(fresh) = fresh.filter(|fresh| Some(fresh.uid()) == self.declared.metadata.uid.as_deref()) else {
             return Ok(());
         };
-        let ours = Ours::new(RELEASE, Vec::new());
+        let ours = Ours::new(RELEASE_FINALIZER, Vec::new());
         match (ours.are_on(&fresh), wanted) {
             (false, true) => drop(finalizer::add(&api, &fresh, &ours).await?),
             (true, false) => drop(finalizer::remove(&api, &fresh, &ours).await?),
@@ -404,7 +402,7 @@ impl Reconciler {
             return Err(Error::ParentKindChanged { from, to: parent_kind.to_string() });
         }
         self.note_kinds(&child_kinds).await?;
-        if !self.declared.has_finalizer(RELEASE) {
+        if !self.declared.has_finalizer(RELEASE_FINALIZER) {
             self.write_finalizer(true).await?;
         }
 

@@ -7,19 +7,18 @@ use pilothouse::plugin::CallError;
 use super::{read, root};
 
 /// Where reasons are made up: a file, and what stands before the function, or the value, that does.
-const PLACES: [(&str, &str); 6] = [
+const PLACES: [(&str, &str); 5] = [
     ("reconcile.rs", "pub fn category"),
     ("state.rs", "pub fn category"),
     ("reconciler.rs", "fn reason"),
     ("reconciler.rs", "fn set_conditions"),
     ("reconcile/status.rs", "pub(super) fn ready"),
-    ("reconcile/memory.rs", "impl Memory"),
 ];
 
 /// Words in these places that are no reasons, and reasons that are made elsewhere.
 const NO_REASONS: [&str; 9] =
     ["True", "False", "Unknown", "Permitted", "Watching", "Loaded", "Ready", "Degraded", "Conflict"];
-const ELSEWHERE: [&str; 10] = [
+const ELSEWHERE: [&str; 11] = [
     "PruneHeld",
     "ReconcileSuccess",
     "ReconcilePaused",
@@ -28,6 +27,7 @@ const ELSEWHERE: [&str; 10] = [
     "Deleting",
     "AppliedDifferently",
     "FieldTaken",
+    "Released",
     "StatusPruned",
     "WaitsForDeletion",
 ];

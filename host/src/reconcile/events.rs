@@ -66,7 +66,7 @@ impl Events {
     }
 
     /// Something was done because a user asked for it.
-    pub(super) async fn publish_handled(&self, parent: &Object, kind: &Kind, reason: &str, note: &str) {
+    pub(crate) async fn publish_handled(&self, parent: &Object, kind: &Kind, reason: &str, note: &str) {
         self.publish(parent, kind, EventType::Normal, reason, note).await;
     }
 

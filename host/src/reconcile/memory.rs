@@ -34,6 +34,7 @@ impl Memory {
                 None => drop(self.children.remove(&written.key)),
             }
             self.held.remove(&written.key);
+            self.notes.remove(&(written.key.clone(), WAITS_FOR_DELETION));
             match applied_differently(&written.differences) {
                 Some(note) => self.note(&written.key, note, &mut news),
                 None => drop(self.notes.remove(&(written.key.clone(), APPLIED_DIFFERENTLY))),
@@ -48,7 +49,7 @@ impl Memory {
                 continue;
             }
             let message = format!("stays as it is until somebody deletes it, since it cannot be changed: {why}");
-            self.note(key, Note { reason: "WaitsForDeletion", message }, &mut news);
+            self.note(key, Note { reason: WAITS_FOR_DELETION, message }, &mut news);
         }
         for key in &applied.deleted {
             self.children.remove(key);
@@ -71,6 +72,7 @@ impl Memory {
 }
 
 const APPLIED_DIFFERENTLY: &str = "AppliedDifferently";
+const WAITS_FOR_DELETION: &str = "WaitsForDeletion";
 
 /// The answer to an apply is not what was sent. It is the new normal: sending the same again would get the same answer.
 fn applied_differently(differences: &[String]) -> Option<Note> {
