@@ -79,11 +79,15 @@ async fn inputs_are_applied_once_and_quiet_from_then_on_also_for_a_host_that_sta
     }
     let known =
         |name: &str| inputs.iter().any(|(_, children)| children.iter().any(|child| child["metadata"]["name"] == name));
-    // Those of cluster scope are in no namespace.
+    // Those of cluster scope are in no namespace. A binding is refused until its role is there.
     let of_children = || -> Vec<Request> {
         let mut writes = audit::requests(cluster.control_plane.audit_log());
         writes.retain(|write| {
-            write.is_write() && write.resource != "events" && write.resource != "widgets" && known(&write.name)
+            write.is_write()
+                && write.code < 400
+                && write.resource != "events"
+                && write.resource != "widgets"
+                && known(&write.name)
         });
         writes
     };
