@@ -7,7 +7,9 @@ use serde_json::json;
 
 use crate::{
     audit,
-    cluster::{Cluster, Host, Namespace, condition, eventually, our_finalizers},
+    cluster::{
+        Cluster, Host, Namespace, condition, config_map, delete, edit, eventually, gone, our_finalizers, synced,
+    },
 };
 
 const PARENTS: usize = 50;
@@ -197,4 +199,53 @@ async fn quiet_minute(cluster: &Cluster) {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let requests = asked().split_off(before);
     assert!(requests.is_empty(), "not quiet: {requests:#?}");
+}
+
+/// There is no bookkeeping of how far a change has come: what is there says it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c70_a_change_of_many_children_survives_a_crash_and_a_deletion_in_its_midst() {
+    const CHILDREN: usize = 600;
+    let cluster = Cluster::start();
+    let host = cluster.run_host();
+    let ns = cluster.namespace("c70").await;
+    let spec = |value: &str| {
+        let children: Vec<_> = (0..CHILDREN).map(|number| config_map(&format!("c-{number}"), value)).collect();
+        json!({"reply": {"children": children}, "cleanup": {"log": ["cleanup"]}})
+    };
+    let with = async |value: &str| count(&ns, "v1", "ConfigMap", |child| child.data["data"]["key"] == value).await;
+    let midway = async |value: &str| {
+        eventually("some have changed", async || (with(value).await >= 20).then_some(())).await;
+    };
+    let uids = async || -> BTreeMap<_, _> {
+        let list = ns.config_maps().list(&ListParams::default()).await.expect("it can be listed");
+        list.items.into_iter().map(|child| (child.metadata.name, child.metadata.uid)).collect()
+    };
+    ns.widget("w", spec("1")).await;
+    synced(&ns.widgets(), "w").await;
+    let before = uids().await;
+
+    edit(&ns.widgets(), "w", json!({"spec": spec("2")})).await;
+    midway("2").await;
+    host.kill();
+    let changed = with("2").await;
+    assert!(changed < CHILDREN, "the host was killed too late");
+    let writes = ns.writes().len();
+    let host = cluster.run_host();
+    synced(&ns.widgets(), "w").await;
+    assert_eq!(with("2").await, CHILDREN);
+    assert_eq!(uids().await, before, "none was made anew");
+    let rest = ns.writes().split_off(writes).iter().filter(|write| write.resource == "configmaps").count();
+    // What was on its way when the host died arrived all the same.
+    let left = CHILDREN - changed;
+    assert!((left - 8..=left).contains(&rest), "only what was left to do is done: {rest} of {left}");
+
+    edit(&ns.widgets(), "w", json!({"spec": spec("3")})).await;
+    midway("3").await;
+    delete(&ns.widgets(), "w", PropagationPolicy::Background).await;
+    gone(&ns.widgets(), "w").await;
+    eventually("all children are gone", async || (with("2").await + with("3").await == 0).then_some(())).await;
+    assert_eq!(ns.calls("w", "cleanup"), 1);
+    let made = ns.writes().iter().filter(|write| write.resource == "configmaps" && write.code == 201).count();
+    assert_eq!(made, CHILDREN, "each was made once");
+    host.terminate();
 }
