@@ -20,7 +20,7 @@ use kube::{
     discovery::{self, Scope},
 };
 use serde_json::json;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
@@ -52,6 +52,10 @@ use crate::{
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long the kinds of a new revision may take to be listed before it is given up, and tried again.
 const LISTING: Duration = Duration::from_secs(30);
+/// How long after a change of a CRD its kind is looked at: the API server shows a definition before it serves it.
+const SETTLING: Duration = Duration::from_secs(2);
+/// Farther away than any process lives.
+const NEVER: Duration = Duration::from_hours(24 * 365 * 30);
 /// How often at most the counts of the parents are published for their own sake.
 const COUNTS: Duration = Duration::from_secs(10);
 /// Who writes the status of reconcilers.
@@ -192,8 +196,15 @@ impl Reconciler {
         let mut claims = self.supervisor.claims.changes();
         let mut source = self.source();
         let mut wait = RETRY.0;
+        let mut settled = std::pin::pin!(tokio::time::sleep(NEVER));
+        let (mut only_kinds, mut kinds_changed) = (false, false);
         loop {
-            self.bring_up(&mut specs, &stop).await;
+            if !std::mem::take(&mut only_kinds) {
+                self.bring_up(&mut specs, &stop).await;
+            }
+            if kinds_changed {
+                kinds_changed = !self.follow_kinds(&mut specs, &stop).await;
+            }
             self.publish().await;
             let retry = self.problem.as_ref().map(|_| wait);
             wait = if retry.is_some() { (wait * 2).min(RETRY.1) } else { RETRY.0 };
@@ -221,7 +232,18 @@ impl Reconciler {
                         break;
                     }
                     Some(()) = source.next() => { wait = RETRY.0; break; }
-                    Ok(()) = kinds.changed(), if self.problem.is_some() => { wait = RETRY.0; break; }
+                    Ok(()) = kinds.changed() => {
+                        if self.problem.is_some() {
+                            wait = RETRY.0;
+                            break;
+                        }
+                        settled.as_mut().reset(Instant::now() + SETTLING);
+                    }
+                    () = &mut settled => {
+                        settled.as_mut().reset(Instant::now() + NEVER);
+                        (only_kinds, kinds_changed) = (true, true);
+                        break;
+                    }
                     () = &mut retry => break,
                     Ok(()) = claims.changed() => {
                         if let Some(serving) = &self.serving {
@@ -299,6 +321,41 @@ impl Reconciler {
                 }
             }
         }
+    }
+
+    /// A CRD has changed: what serves begins anew if one of its kinds is served in another way now, such as with a status. Whether that is
+    /// done.
+    async fn follow_kinds(&mut self, specs: &mut watch::Receiver<Declaration>, stop: &CancellationToken) -> bool {
+        let outcome = tokio::select! {
+            biased;
+            outcome = self.watch_changed_kinds() => outcome,
+            Ok(()) = specs.changed() => { specs.mark_changed(); return false; }
+            () = stop.cancelled() => return false,
+        };
+        // What is wrong with the desired revision stays wrong.
+        let failed = outcome.is_err();
+        self.problem = outcome.err().or(self.problem.take());
+        !failed
+    }
+
+    async fn watch_changed_kinds(&mut self) -> Result<(), Error> {
+        let Some(serving) = &self.serving else { return Ok(()) };
+        let (context, binding) = (serving.controller.context.clone(), serving.binding.clone());
+        let mut changed = false;
+        let kinds = std::iter::once(&context.parent_kind).chain(&context.child_kinds);
+        for kind in kinds.filter(|kind| !kind.is_built_in()) {
+            // One that is not served at all is told by its watch, which goes on trying.
+            changed |= resolve(&context.client, &kind.name()).await.is_ok_and(|served| served != *kind);
+        }
+        if changed {
+            let revision = context.revision();
+            let (parent_kind, child_kinds) = self.resolve(&context.client, &revision).await?;
+            let selector = binding.selector.clone();
+            let started = self.start(context.client.clone(), selector, parent_kind, child_kinds, revision).await?;
+            self.go(started, binding);
+            tracing::info!("its kinds are served in another way: they are watched anew");
+        }
+        Ok(())
     }
 
     async fn bring_up_desired(&mut self) -> Result<(), Error> {

@@ -26,7 +26,7 @@ fn documents(name: &str, yaml: &str) -> Vec<Value> {
     let mut bytes = yaml.as_bytes();
     let documents =
         serde_saphyr::read_with_options::<_, Value>(&mut bytes, serde_saphyr::options! { with_snippet: false });
-    documents.map(|document| document.unwrap_or_else(|error| panic!("{name}: {error}"))).collect()
+    documents.map(|document| document.expect(name)).collect()
 }
 
 /// A definition that no annotation could hold: client-side apply fails on it.

@@ -101,3 +101,41 @@ async fn c40_a_kind_that_is_served_in_another_version_later_is_picked_up() {
     synced(&ns.widgets(), "w").await;
     host.terminate();
 }
+
+/// A definition that lets a status be written only later, and then takes that back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c17_a_status_subresource_that_comes_and_goes_is_noticed_while_the_host_runs() {
+    let cluster = Cluster::start();
+    let ns = cluster.namespace("c17-status").await;
+    let patch = |patch: Value| {
+        let operation = json!([patch]).to_string();
+        cluster.kubectl(&["patch", "crd", "widgets.t.example", "--type=json", "-p", &operation]);
+    };
+    let path = "/spec/versions/0/subresources";
+    patch(json!({"op": "remove", "path": path}));
+    eventually("no status is served", async || {
+        (!cluster.kubectl(&["get", "--raw", "/apis/t.example/v1"]).contains("widgets/status")).then_some(())
+    })
+    .await;
+    let host = cluster.run_host();
+    ns.widget("w", json!({"reply": {"children": [gadget("one")]}})).await;
+    let gadgets = ns.api("t.example/v1", "Gadget");
+    until(&gadgets, "g", "made", |_| true).await;
+    let parent = get(&ns.widgets(), "w").await.expect("it is there");
+    assert!(parent.data["status"].is_null(), "{parent:?}");
+    patch(json!({"op": "add", "path": path, "value": {"status": {}}}));
+    synced(&ns.widgets(), "w").await;
+    let writes = ns.writes().iter().filter(|write| write.resource == "gadgets").count();
+    assert_eq!(writes, 1, "nothing is applied for that: {:#?}", ns.writes());
+    patch(json!({"op": "remove", "path": path}));
+    eventually("they are watched anew", async || {
+        (host.log_text().matches("they are watched anew").count() == 2).then_some(())
+    })
+    .await;
+    let status = || ns.writes().iter().filter(|write| write.subresource == "status").count();
+    let before = status();
+    edit(&ns.widgets(), "w", json!({"spec": {"reply": {"children": [gadget("two")]}}})).await;
+    until(&gadgets, "g", "applied", |child| child.data["spec"]["mode"] == "two").await;
+    assert_eq!(status(), before);
+    host.terminate();
+}
