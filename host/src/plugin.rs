@@ -7,6 +7,8 @@ pub mod describe;
 pub mod engine;
 
 mod convert;
+#[cfg(test)]
+mod hostile;
 mod load;
 mod store;
 mod surface;

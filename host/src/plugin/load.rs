@@ -27,6 +27,9 @@ pub enum Error {
     /// The bytes are no component.
     #[error("this is a WebAssembly core module, not a component; build it with `pilothouse build`")]
     CoreModule,
+    /// The bytes are what a compiler of WebAssembly makes of a component: machine code, which would run without any limit.
+    #[error("this was compiled already, to machine code; give the WebAssembly component that it was compiled from")]
+    Precompiled,
     /// The bytes are no WebAssembly at all, or broken.
     #[error("failed to compile the plugin; it must be a WebAssembly component")]
     Compile(#[source] wasmtime::Error),
@@ -135,6 +138,9 @@ fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<(Component, Surfac
     // The eight bytes that open a core module of version 1.
     if bytes.starts_with(b"\0asm\x01\0\0\0") {
         return Err(Error::CoreModule);
+    }
+    if wasmtime::Engine::detect_precompiled(bytes).is_some() {
+        return Err(Error::Precompiled);
     }
     let component = Component::from_binary(engine, bytes).map_err(Error::Compile)?;
     let surface = Surface::of(bytes);
