@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     crd::Limits,
     identity, output,
-    plugin::{self, Description, Engine, Plugin, Surface, describe::KindName},
+    plugin::{self, Description, Engine, GUEST_MEMORY, Plugin, Surface, describe::KindName},
     telemetry,
 };
 
@@ -102,7 +102,7 @@ pub struct Crd {
 pub async fn inspect(options: &Options) -> anyhow::Result<()> {
     let file = options.plugin.display().to_string();
     let bytes = std::fs::read(&options.plugin).with_context(|| format!("failed to read {file}"))?;
-    let engine = Arc::new(Engine::new()?);
+    let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
     let mut inspection = Inspection::of(file, &bytes);
     let opened = Plugin::open(&engine, bytes, Limits::default().of_a_call(), Arc::default()).await;
     let served = opened.and_then(|plugin| {

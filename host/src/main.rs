@@ -14,7 +14,7 @@ use pilothouse::{
     build,
     crd::{self, Limits, ServiceAccountRef},
     inspect, manifests, output,
-    plugin::{Engine, Plugin},
+    plugin::{Engine, GUEST_MEMORY, Plugin},
     release, render, run,
     telemetry::{self, LogFormat},
     traces::Traces,
@@ -183,7 +183,7 @@ fn build_plugin(arguments: BuildArguments) -> anyhow::Result<()> {
 async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
     let bytes =
         std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
-    let engine = Arc::new(Engine::new()?);
+    let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
     let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call(), Arc::default())
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;

@@ -26,10 +26,11 @@ use wasmtime::{
 };
 
 pub(crate) use self::store::CallState;
+use self::store::Refused;
 pub use self::{
     convert::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
     describe::Description,
-    engine::Engine,
+    engine::{Engine, GUEST_MEMORY},
     load::{Error as LoadError, VERSION as CONTRACT_VERSION, serves_export},
     store::CallLimits,
     surface::{Format, Surface},
@@ -79,6 +80,9 @@ pub enum CallError {
     /// The guest wanted more memory than it may have, and gave up.
     #[error("the plugin needs more memory than {0} bytes (limits.memory)")]
     Memory(usize),
+    /// The guest wanted more memory than is left of that of all guests, and gave up.
+    #[error("the plugins of this host together need more memory than {0} bytes (--guest-memory)")]
+    GuestMemory(usize),
     /// The guest gave up: a panic in most languages.
     #[error("the plugin crashed: {0}")]
     Trap(Trap),
@@ -102,8 +106,15 @@ pub enum CallError {
 
 impl CallError {
     /// All categories, in the order of [`Self::place`].
-    pub const CATEGORIES: [&str; 6] =
-        ["PluginDeadline", "PluginMemory", "PluginTrap", "PluginNotStarted", "PluginAnswerUndecodable", "HostError"];
+    pub const CATEGORIES: [&str; 7] = [
+        "PluginDeadline",
+        "PluginMemory",
+        "GuestMemoryExhausted",
+        "PluginTrap",
+        "PluginNotStarted",
+        "PluginAnswerUndecodable",
+        "HostError",
+    ];
 
     /// A stable name, for conditions, Events and metrics.
     pub fn category(&self) -> &'static str {
@@ -115,10 +126,11 @@ impl CallError {
         match self {
             Self::Deadline(_) => 0,
             Self::Memory(_) => 1,
-            Self::Trap(_) => 2,
-            Self::Instantiate(_) => 3,
-            Self::Undecodable { .. } => 4,
-            Self::Host => 5,
+            Self::GuestMemory(_) => 2,
+            Self::Trap(_) => 3,
+            Self::Instantiate(_) => 4,
+            Self::Undecodable { .. } => 5,
+            Self::Host => 6,
         }
     }
 }
@@ -232,17 +244,17 @@ async fn call<T: Send + 'static>(
 
 fn classify(error: wasmtime::Error, starting: bool, store: &Store<CallState>, limits: CallLimits) -> CallError {
     let trap = error.downcast_ref::<Trap>().copied();
-    if let Some(trap) = trap {
+    if trap.is_some() {
         tracing::debug!(target: "plugin", "{error:?}");
-        return match trap {
-            Trap::Interrupt => CallError::Deadline(limits.timeout),
-            _ if store.data().memory_refused() => CallError::Memory(limits.memory),
-            _ => CallError::Trap(trap),
-        };
     }
-    match starting {
-        true if store.data().memory_refused() => CallError::Memory(limits.memory),
-        true => CallError::Instantiate(error),
-        false => CallError::Undecodable { output: limits.output, source: error },
+    let of_memory = || match store.data().memory_refused()? {
+        Refused::Own => Some(CallError::Memory(limits.memory)),
+        Refused::Shared => Some(CallError::GuestMemory(store.data().guest_memory())),
+    };
+    match trap {
+        Some(Trap::Interrupt) => CallError::Deadline(limits.timeout),
+        Some(trap) => of_memory().unwrap_or(CallError::Trap(trap)),
+        None if starting => of_memory().unwrap_or(CallError::Instantiate(error)),
+        None => CallError::Undecodable { output: limits.output, source: error },
     }
 }

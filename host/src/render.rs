@@ -18,7 +18,7 @@ use crate::{
     kinds,
     object::Kind,
     output,
-    plugin::{Engine, Failure, LoadError, Plugin, Request, describe::KindName, engine},
+    plugin::{Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request, describe::KindName, engine},
     reconcile::{self, desired::Rules},
     revision::Material,
     state::{Desired, DesiredChild, Finalization},
@@ -141,7 +141,7 @@ pub async fn render(options: &Options) -> Result<bool, Error> {
         Ok(bytes) => bytes,
         Err(source) => return Err(Error::Read { file, source }),
     };
-    let engine = Arc::new(Engine::new()?);
+    let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
     let plugin = Plugin::open(&engine, bytes.clone(), Limits::default().of_a_call(), Arc::default()).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
     let mut notes = Vec::new();

@@ -20,6 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    crd::Bytes,
     lease::{Election, Term, Timing},
     metrics::{self, Metrics},
     plugin::Engine,
@@ -45,6 +46,9 @@ pub struct Options {
     /// How many parents are reconciled at the same time. One reconciler takes at most half of it.
     #[arg(long, value_name = "NUMBER", default_value_t = 32, value_parser = slots)]
     pub max_concurrent_reconciles: usize,
+    /// How much memory the calls of all plugins may use together, as in 1Gi. A call that finds none left is tried again later.
+    #[arg(long, value_name = "BYTES", default_value = "1Gi")]
+    pub guest_memory: Bytes,
     /// A YAML file that says what Reconcilers (those in namespaces) may ask for; without it, the usual limits and no grants.
     #[arg(long, value_name = "FILE")]
     pub tenant_policy: Option<PathBuf>,
@@ -128,7 +132,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(term.clone()));
     let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
     let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
-    let engine = Arc::new(Engine::new()?);
+    let engine = Arc::new(Engine::new(options.guest_memory.0)?);
     let listener = listen(options.health_probe_bind_address, "--health-probe-bind-address").await?;
     let health = listener.local_addr()?;
     let mut metrics_address = options.metrics_bind_address;

@@ -29,12 +29,33 @@ const MAX_CORE_INSTANCES: u32 = 50;
 /// where the kernel tells which pages were written (PAGEMAP_SCAN, Linux 6.7), else the reset would rewrite all of it.
 const KEEP_MEMORY: usize = 4 << 20;
 const KEEP_TABLES: usize = 1 << 20;
+/// The memory of all guests together, unless the host is told otherwise: 16 calls that use the default of `limits.memory` to the full.
+pub const GUEST_MEMORY: usize = 1 << 30;
 
 /// See the module's documentation.
 pub struct Engine {
     wasm: wasmtime::Engine,
+    memory: Arc<GuestMemory>,
     guests: Guests,
     ticker: Ticker,
+}
+
+/// What all guests together have of the process's memory, in bytes.
+pub(super) struct GuestMemory {
+    pub(super) cap: usize,
+    used: AtomicUsize,
+}
+
+impl GuestMemory {
+    /// Takes more of it, if there is as much.
+    pub(super) fn take(&self, more: usize) -> bool {
+        let taken = |used: usize| used.checked_add(more).filter(|used| *used <= self.cap);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+    }
+
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// The threads that guests run on. Some only until it is dropped, from wherever that happens.
@@ -61,11 +82,11 @@ pub enum Error {
 }
 
 impl Engine {
-    /// Reserves what calls will need: address space and threads, little memory.
+    /// Reserves what calls will need: address space and threads, little memory. All guests together get `guest_memory` bytes.
     ///
     /// # Errors
     /// If the operating system grants too little.
-    pub fn new() -> Result<Self, Error> {
+    pub fn new(guest_memory: usize) -> Result<Self, Error> {
         let wasm = wasmtime::Engine::new(&config()).map_err(Error::Wasm)?;
         let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
         let guests = tokio::runtime::Builder::new_multi_thread()
@@ -75,12 +96,18 @@ impl Engine {
             .build()
             .map_err(Error::Threads)?;
         let ticker = Ticker::start(wasm.weak()).map_err(Error::Threads)?;
-        Ok(Self { wasm, guests: Guests(Some(guests)), ticker })
+        let memory = Arc::new(GuestMemory { cap: guest_memory, used: AtomicUsize::new(0) });
+        Ok(Self { wasm, memory, guests: Guests(Some(guests)), ticker })
     }
 
     /// The engine itself.
     pub(super) fn wasm(&self) -> &wasmtime::Engine {
         &self.wasm
+    }
+
+    /// What all guests together have.
+    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
     }
 
     /// Runs `call` on the guests' threads, with the clock ticking. None: it panicked.

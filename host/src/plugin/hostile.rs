@@ -11,7 +11,7 @@ use std::{
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-use super::{Answer, CallError, CallLimits, Engine, Failure, LoadError, Plugin, Request};
+use super::{Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request};
 use crate::{metrics::Calls, telemetry};
 
 const LIMITS: CallLimits = CallLimits { memory: 4 << 20, timeout: Duration::from_millis(300), output: 64 << 10 };
@@ -131,7 +131,7 @@ async fn ask(engine: &Arc<Engine>, guest: Guest) -> Result<Result<Answer, Failur
 
 #[tokio::test]
 async fn one_that_behaves_is_answered_and_what_is_wrong_with_an_answer_is_found_when_it_is_read() {
-    let engine = Arc::new(Engine::new().unwrap());
+    let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
     let answer = ask(&engine, Guest::default()).await.unwrap().unwrap();
     assert_eq!((answer.children.len(), answer.children[0].object.as_str()), (1, CHILD));
     // Texts that are no JSON, or too deep, are the plugin's answer all the same: `desired` refuses them by path.
@@ -143,7 +143,7 @@ async fn one_that_behaves_is_answered_and_what_is_wrong_with_an_answer_is_found_
 
 #[tokio::test]
 async fn each_that_does_harm_is_ended_by_its_limit_and_the_next_one_is_answered() {
-    let engine = Arc::new(Engine::new().unwrap());
+    let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
     for (what, guest, category) in [
         ("computes for ever", Guest { before: "(loop $on (br $on))", ..Guest::default() }, "PluginDeadline"),
         (
@@ -187,7 +187,7 @@ async fn refused(engine: &Arc<Engine>, bytes: Vec<u8>) -> String {
 
 #[tokio::test]
 async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
-    let engine = Arc::new(Engine::new().unwrap());
+    let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
     let good = Guest::default().component();
     let start = |more| Guest { more, ..Guest::default() }.component();
     let newer = {
@@ -230,7 +230,7 @@ async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
 
 #[tokio::test]
 async fn c51_neighbours_that_compute_for_ever_leave_a_guest_its_turn() {
-    let engine = Arc::new(Engine::new().unwrap());
+    let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
     let spinner =
         Arc::new(load(&engine, Guest { before: "(loop $on (br $on))", ..Guest::default() }.component()).await.unwrap());
     let neighbour = load(&engine, Guest::default().component()).await.unwrap();
@@ -248,4 +248,29 @@ async fn c51_neighbours_that_compute_for_ever_leave_a_guest_its_turn() {
     // Each turn takes a tick for each spinner at the worst: a guest that had to wait for one to end would take 20 s.
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     spinners.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn all_guests_together_have_so_much_memory_and_what_one_had_is_given_back() {
+    // Two of them fit: each begins with 25 pages.
+    let engine = Arc::new(Engine::new(60 * 65_536).unwrap());
+    let guest = |before| Guest { before, pages: 25, ..Guest::default() }.component();
+    let holds = Arc::new(load(&engine, guest("(loop $on (br $on))")).await.unwrap());
+    let good = load(&engine, guest("")).await.unwrap();
+    let long = CallLimits { timeout: Duration::from_secs(3), ..LIMITS };
+    let hold = || {
+        let holds = holds.clone();
+        tokio::spawn(async move { holds.reconcile(request(), long).await })
+    };
+    let held = [hold(), hold()];
+    // Until both are there.
+    while good.reconcile(request(), LIMITS).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let error = good.reconcile(request(), LIMITS).await.unwrap_err();
+    assert_eq!(error.category(), "GuestMemoryExhausted", "{}", telemetry::chain(&error));
+    for held in held {
+        assert_eq!(held.await.unwrap().unwrap_err().category(), "PluginDeadline");
+    }
+    good.reconcile(request(), LIMITS).await.unwrap().unwrap();
 }

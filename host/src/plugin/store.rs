@@ -1,10 +1,13 @@
 //! What one call of a plugin runs in: a fresh store with its limits, thrown away afterwards.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
 
-use super::engine::Engine;
+use super::engine::{Engine, GuestMemory};
 use crate::capability::log::LogContext;
 
 /// What one call may use.
@@ -30,13 +33,35 @@ pub(crate) struct CallState {
 struct Limiter {
     limit: usize,
     used: usize,
-    refused: bool,
+    refused: Option<Refused>,
+    /// That of all guests, of which `used` is a part.
+    shared: Arc<GuestMemory>,
+}
+
+/// Which limit a guest met when it wanted more memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Its own.
+    Own,
+    /// That of all guests together.
+    Shared,
+}
+
+impl Drop for Limiter {
+    fn drop(&mut self) {
+        self.shared.give_back(self.used);
+    }
 }
 
 impl CallState {
     /// Whether the guest was refused memory, which is what its trap then comes from.
-    pub(super) fn memory_refused(&self) -> bool {
+    pub(super) fn memory_refused(&self) -> Option<Refused> {
         self.limiter.refused
+    }
+
+    /// The memory of all guests together.
+    pub(super) fn guest_memory(&self) -> usize {
+        self.limiter.shared.cap
     }
 
     /// The most memory that the guest had: it can only grow.
@@ -47,7 +72,7 @@ impl CallState {
 
 /// A store for one call; its clock starts now.
 pub(super) fn new_store(engine: &Engine, limits: CallLimits) -> Store<CallState> {
-    let limiter = Limiter { limit: limits.memory, used: 0, refused: false };
+    let limiter = Limiter { limit: limits.memory, used: 0, refused: None, shared: engine.memory().clone() };
     let mut store = Store::new(engine.wasm(), CallState { log: LogContext::default(), limiter });
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(limits.output);
@@ -64,7 +89,11 @@ impl ResourceLimiter for Limiter {
         // All memories of a component together.
         let more = desired.saturating_sub(current);
         if more > self.limit - self.used {
-            self.refused = true;
+            self.refused = Some(Refused::Own);
+            return Ok(false);
+        }
+        if !self.shared.take(more) {
+            self.refused = Some(Refused::Shared);
             return Ok(false);
         }
         self.used += more;
