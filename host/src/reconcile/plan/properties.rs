@@ -60,8 +60,14 @@ fn spec() -> impl Strategy<Value = Value> {
     })
 }
 
-fn wishes() -> impl Strategy<Value = BTreeMap<Place, Value>> {
-    collection::btree_map(place(), spec(), 0..4)
+/// What a plugin wants: of each child its spec, and in which wave it comes.
+type Wishes = BTreeMap<Place, (Value, u16)>;
+
+/// So many waves there are at most.
+const WAVES: u16 = 3;
+
+fn wishes() -> impl Strategy<Value = Wishes> {
+    collection::btree_map(place(), (spec(), prop_oneof![3 => Just(0), 2 => 0..WAVES]), 0..4)
 }
 
 /// What somebody else does to a child.
@@ -149,7 +155,7 @@ impl Edit {
 #[derive(Clone, Debug)]
 enum Step {
     /// The plugin wants something else.
-    Want(BTreeMap<Place, Value>),
+    Want(Wishes),
     /// Somebody writes a child.
     Edit(Place, Edit),
     /// Somebody deletes a child. Whether a finalizer holds it.
@@ -224,11 +230,11 @@ impl World {
     }
 
     /// The plugin's answer, as the check step hands it on.
-    fn check(&self, wishes: &BTreeMap<Place, Value>) -> Vec<DesiredChild> {
-        let child = |((namespace, name), spec): (&Place, &Value)| {
+    fn check(&self, wishes: &Wishes) -> Vec<DesiredChild> {
+        let child = |((namespace, name), (spec, wave)): (&Place, &(Value, u16))| {
             let object = json!({"apiVersion": "t.example/v1", "kind": "Toy", "spec": spec,
                 "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}}});
-            Child { object: object.to_string(), options: "{}".to_owned() }
+            Child { object: object.to_string(), options: json!({"wave": wave}).to_string() }
         };
         let answer =
             Answer { children: wishes.iter().map(child).collect(), extra: "{}".to_owned(), ..Answer::default() };
@@ -266,7 +272,8 @@ impl World {
         observed.children.reverse();
         let turn = |child: &DesiredChild| {
             let Value::Object(object) = reversed(&child.object.clone().into()) else { unreachable!() };
-            DesiredChild { digest: digest_object(&object), object, ..child.clone() }
+            assert_eq!(digest_object(&object), digest_object(&child.object));
+            DesiredChild { object, ..child.clone() }
         };
         let wanted: Vec<_> = self.wanted.iter().rev().map(turn).collect();
         self.plan_for(&observed, &wanted, &self.memory)
@@ -293,7 +300,10 @@ impl World {
                 None => applied.failures.push((child.key.clone(), ChildError::NameCollision)),
             }
         }
-        if applied.failures.is_empty() {
+        let at_work = plan.applies.iter().map(|apply| apply.options.wave).max();
+        let waits = |key: &ChildKey| self.wanted.iter().find(|child| child.key == *key).map(|child| child.options.wave);
+        assert!(plan.waiting.iter().all(|key| waits(key) > at_work.or(Some(0))), "{plan:?}");
+        if applied.failures.is_empty() && plan.waiting.is_empty() {
             for delete in &plan.deletes {
                 let deleted = self.children.remove(&delete.key).unwrap();
                 let object = deleted.object();
@@ -347,9 +357,8 @@ impl World {
     fn settle(&mut self) {
         let of_others = |live: &Live| live.object().controller_uid().is_some_and(|uid| uid != "u-p");
         self.children.retain(|_, live| !live.object().is_deleting() && !of_others(live));
-        // A pass to make what is wanted; one more if it lost a name to somebody, or had no owner reference.
-        self.reconcile();
-        self.reconcile();
+        // A pass for each wave, and one more if it lost a name to somebody, or had no owner reference.
+        (0..=WAVES).for_each(|_| drop(self.reconcile()));
     }
 }
 
@@ -370,6 +379,7 @@ fn sorted(mut plan: Plan) -> Plan {
     plan.unchanged.sort();
     plan.recognized.sort_by(|left, right| left.0.cmp(&right.0));
     plan.deleting.sort();
+    plan.waiting.sort();
     plan
 }
 
@@ -391,9 +401,11 @@ proptest! {
         prop_assert!(world.observe(Value::clone).children.iter().all(|(key, _)| wanted.contains(key)));
         // What is sent is told by a plan for a world in which nothing is yet.
         let empty = Observed { children: Vec::new(), ..world.observe(Value::clone) };
-        for sent in world.plan_for(&empty, &world.wanted, &Memory::default()).applies {
-            let live = world.children.get(&sent.key);
-            prop_assert!(live.is_some_and(|live| live.is(OURS, &sent.body)), "{live:#?}");
+        for child in &world.wanted {
+            for sent in world.plan_for(&empty, std::slice::from_ref(child), &Memory::default()).applies {
+                let live = world.children.get(&sent.key);
+                prop_assert!(live.is_some_and(|live| live.is(OURS, &sent.body)), "{live:#?}");
+            }
         }
     }
 
