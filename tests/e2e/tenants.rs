@@ -70,7 +70,7 @@ async fn a_reconciler_neither_sees_nor_writes_outside_its_namespace() {
     // One whose plugin makes objects of cluster scope has no place here.
     install_in(&cluster, "other", "greeter", 1);
     let message = told(&reconcilers(&other), "greeter", "Loaded", "False", "ClusterScoped").await;
-    assert!(message.contains("ClusterRoleBinding (rbac.authorization.k8s.io/v1) is of cluster scope"), "{message}");
+    assert!(message.contains("ClusterRole (rbac.authorization.k8s.io/v1) is of cluster scope"), "{message}");
     // And the same name elsewhere is another one.
     install_in(&cluster, "other", "greeter", 6);
     let parent = synced(&other.widgets(), "w").await;
