@@ -12,7 +12,7 @@ PLUGINS := $(CARGO_TARGET_DIR)/plugins
 STEP := tests/step.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint measure build plugins control-plane control-plane-up control-plane-down install clean toolchain
+.PHONY: help demo test soak lint measure build plugins control-plane control-plane-up control-plane-down install clean toolchain
 
 help: ## List the targets
 	@if [ -t 1 ]; then bold=$$(printf '\033[1m') plain=$$(printf '\033[0m'); fi; \
@@ -24,6 +24,9 @@ demo: build plugins $(if $(USE_CLUSTER),,control-plane) ## Show the main job on 
 
 test: build plugins control-plane ## Format, lint, and run all tests; what CI runs
 	@tests/test.sh
+
+soak: build plugins control-plane ## Five minutes under fire: parents come and go while requests fail and the API server restarts
+	@cargo test --locked --workspace --test e2e -- --ignored --exact soak::soak --nocapture
 
 lint: ## Check dependencies: licences, advisories, duplicates (needs cargo-deny)
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

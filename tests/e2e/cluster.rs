@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
@@ -31,6 +32,14 @@ pub(crate) struct Cluster {
     pub(crate) control_plane: ControlPlane,
     host_kubeconfig: PathBuf,
     hosts: AtomicUsize,
+}
+
+fn write_kubeconfig(file: &Path, cluster: &Value, token: &str) {
+    let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "current-context": "host",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "host", "user": {"token": token}}],
+        "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}]});
+    fs::write(file, kubeconfig.to_string()).expect("the kubeconfig can be written");
 }
 
 /// A host process. Killed when dropped, and with the test process.
@@ -97,17 +106,14 @@ impl Cluster {
     }
 
     fn write_kubeconfig(&self, file: &Path) {
-        let token = self.host_token();
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "host",
-            "clusters": [{"name": "test", "cluster": {
-                "server": self.control_plane.server(),
-                "certificate-authority": self.control_plane.certificate_authority(),
-            }}],
-            "users": [{"name": "host", "user": {"token": token}}],
-            "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}],
-        });
-        fs::write(file, kubeconfig.to_string()).expect("the kubeconfig can be written");
+        let plane = &self.control_plane;
+        let cluster = json!({"server": plane.server(), "certificate-authority": plane.certificate_authority()});
+        write_kubeconfig(file, &cluster, &self.host_token());
+    }
+
+    /// For a host that finds the API server behind a proxy at this address.
+    pub(crate) fn write_kubeconfig_by_way_of(&self, file: &Path, proxy: SocketAddr, token: &str) {
+        write_kubeconfig(file, &json!({"server": format!("http://{proxy}")}), token);
     }
 
     /// Starts a host, under its own role, and waits until it watches for both reconcilers.
@@ -201,6 +207,13 @@ impl Cluster {
 }
 
 impl Host {
+    /// The memory that it has in RAM, in MiB.
+    pub(crate) fn resident(&self) -> f64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("the host runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux says so");
+        line.trim().trim_end_matches(" kB").parse::<f64>().expect("it is a number") / 1024.0
+    }
+
     pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -42,14 +42,11 @@ impl Stand {
     /// With those reconcilers whose label `run` is the name of the namespace.
     async fn of(ns: Namespace<'static>, fault: Option<(Point, Fault)>, arguments: &[&str]) -> Self {
         let cluster = cluster();
-        let options = Options { run: Some(ns.name.clone()), fault, crash: Box::new(|| {}), aliases: Vec::new() };
+        let options =
+            Options { run: Some(ns.name.clone()), fault, failing: 0.0, crash: Box::new(|| {}), aliases: Vec::new() };
         let proxy = Proxy::start(cluster.control_plane.kubeconfig(), options).await.expect("the proxy starts");
-        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "host",
-            "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", proxy.address)}}],
-            "users": [{"name": "host", "user": {"token": cluster.host_token()}}],
-            "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}]});
         let kubeconfig = cluster.control_plane.data_dir().join(format!("{}.kubeconfig", ns.name));
-        std::fs::write(&kubeconfig, config.to_string()).expect("it can be written");
+        cluster.write_kubeconfig_by_way_of(&kubeconfig, proxy.address, &cluster.host_token());
         let host = cluster.spawn_host(&kubeconfig, arguments);
         eventually("the host watches", async || host.log_text().contains("\"message\":\"watching\"").then_some(()))
             .await;

@@ -20,6 +20,7 @@ mod release;
 mod remote;
 mod restore;
 mod seed;
+mod soak;
 mod swap;
 mod sweep;
 mod tenants;

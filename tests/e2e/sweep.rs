@@ -323,6 +323,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
     let options = Options {
         run: Some(run.name()),
         fault: run.fault.clone(),
+        failing: 0.0,
         crash: Box::new(move || {
             crashed.stop();
             crashed.start();
@@ -330,11 +331,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
         aliases: vec![(run.name(), "RUN".to_owned()), (run.far(), "FAR".to_owned())],
     };
     let proxy = Proxy::start(cluster.control_plane.kubeconfig(), options).await.expect("the proxy starts");
-    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "host",
-        "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", proxy.address)}}],
-        "users": [{"name": "host", "user": {"token": token}}],
-        "contexts": [{"name": "host", "context": {"cluster": "test", "user": "host"}}]});
-    std::fs::write(&host.kubeconfig, config.to_string()).expect("it can be written");
+    cluster.write_kubeconfig_by_way_of(&host.kubeconfig, proxy.address, token);
     let reconciler = json!({"apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler", "metadata": {"name": run.name(), "labels": {"run": run.name()}},
         "spec": {"plugin": {"configMap": {"namespace": "pilothouse-system", "name": "mirror-plugin"}},
             "serviceAccount": {"namespace": "pilothouse-system", "name": "mirror"},

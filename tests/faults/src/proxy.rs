@@ -38,6 +38,8 @@ pub struct Options {
     pub run: Option<String>,
     /// Where to fail, and how.
     pub fault: Option<(Point, Fault)>,
+    /// So many of all requests but watches fail at random, beside that: 0 to 1.
+    pub failing: f64,
     /// Kills the host.
     pub crash: Box<dyn Fn() + Send + Sync>,
     /// Names that differ from run to run, and what stands for them in points.
@@ -79,6 +81,9 @@ struct Traffic {
     /// All points, in the order in which they were reached.
     points: Vec<Point>,
     fired: bool,
+    /// How many requests came, and how many of them failed at random.
+    asked: usize,
+    failed: usize,
     /// Per watched resource, the resource versions that were shown, those of lists included.
     versions: HashMap<String, Vec<String>>,
     /// Resources whose next watch is told that its resource version is too old: in its stream, or by the status of the answer.
@@ -92,6 +97,10 @@ enum Expiry {
     InStream,
     ByStatus,
 }
+
+/// What happens to requests that fail at random.
+const RANDOM: [Fault; 6] =
+    [Fault::Refuse(409), Fault::Refuse(429), Fault::Refuse(500), Fault::Refuse(503), Fault::CutBefore, Fault::CutAfter];
 
 type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
 
@@ -122,6 +131,12 @@ impl Proxy {
     /// All points that were reached so far, in order.
     pub fn points(&self) -> Vec<Point> {
         self.state.traffic().points.clone()
+    }
+
+    /// How many requests came, watches aside, and how many of them failed at random.
+    pub fn counts(&self) -> (usize, usize) {
+        let traffic = self.state.traffic();
+        (traffic.asked, traffic.failed)
     }
 
     /// Whether the fault has happened.
@@ -174,6 +189,15 @@ impl State {
         fault
     }
 
+    /// What happens to one of many requests.
+    fn at_random(&self) -> Option<Fault> {
+        let mut traffic = self.traffic();
+        traffic.asked += 1;
+        let fails = fastrand::f64() < self.options.failing;
+        traffic.failed += usize::from(fails);
+        fails.then(|| RANDOM[fastrand::usize(..RANDOM.len())])
+    }
+
     async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Cut> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
@@ -196,7 +220,7 @@ impl State {
                 Asked { name: self.alias(&asked.name), namespace: self.alias(&asked.namespace), ..asked.clone() };
             Point::Request { asked, nth }
         };
-        match self.reach(point) {
+        match self.reach(point).or_else(|| self.at_random()) {
             Some(Fault::Refuse(status)) => return Ok(refusal(status)),
             Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
             Some(Fault::CutBefore) => return Err(Cut),
