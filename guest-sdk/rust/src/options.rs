@@ -26,6 +26,7 @@ pub struct ChildOptions {
     wave: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     readiness: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     force: Option<bool>,
 }
 
