@@ -338,6 +338,10 @@ async fn seed_my_app_has_a_deployment_and_tells_its_available_replicas() {
         deployment.data["spec"]["template"]["metadata"] != template
     })
     .await;
-    let columns = ns.cluster.kubectl(&["--namespace=myapp", "get", "myapp", "web", "--no-headers"]);
-    assert!(columns.contains("nginx:1") && columns.contains("True"), "{columns}");
+    // Not while they roll.
+    eventually("the columns say that it is ready", async || {
+        let columns = ns.cluster.kubectl(&["--namespace=myapp", "get", "myapp", "web", "--no-headers"]);
+        (columns.contains("nginx:1") && columns.contains("True")).then_some(())
+    })
+    .await;
 }
