@@ -133,48 +133,46 @@ impl Controller {
         self.context.start_tally();
         self.count();
         let _unselected = AbortOnDropHandle::new(tokio::spawn(self.clone().wake_unselected().in_current_span()));
-        let own = Arc::new(Semaphore::new(0));
-        let mut granted = 0;
         let mut workers = JoinSet::new();
         loop {
-            // Read each time: it may have been changed.
-            let wanted =
-                usize::try_from(self.context.settings().limits.concurrency).unwrap_or(1).clamp(1, total.div_ceil(2));
-            if wanted > granted {
-                own.add_permits(wanted - granted);
-                granted = wanted;
-            } else if granted > wanted {
-                granted -= own.forget_permits(granted - wanted);
-            }
-            self.workers.store(wanted, Ordering::Relaxed);
             let due = async {
-                // The semaphores are never closed.
-                let permit = own.clone().acquire_owned().await.ok()?;
+                while workers.try_join_next().is_some() {}
+                while workers.len() >= self.allow(total) {
+                    workers.join_next().await;
+                }
                 let run = self.queue.next().await;
+                // The semaphore is never closed.
                 let slot = slots.clone().acquire_owned().await.ok()?;
-                Some((permit, slot, run))
+                Some((slot, run))
             };
-            let Some(Some((permit, slot, run))) = stop.run_until_cancelled(due).await else { break };
+            let Some(Some((slot, run))) = stop.run_until_cancelled(due).await else { break };
             let controller = self.clone();
             workers.spawn(
                 async move {
                     controller.work_on(run).await;
-                    drop((permit, slot));
+                    drop(slot);
                 }
                 .in_current_span(),
             );
-            while workers.try_join_next().is_some() {}
         }
         while workers.join_next().await.is_some() {}
     }
 
-    /// Wakes all parents: what they are reconciled with has changed.
-    pub fn wake_all(&self) {
+    /// How many may be at work. Asked each time: it may have been changed.
+    fn allow(&self, total: usize) -> usize {
+        let wanted = usize::try_from(self.context.settings().limits.concurrency).unwrap_or(1);
+        let allowed = wanted.clamp(1, total.div_ceil(2));
+        self.workers.store(allowed, Ordering::Relaxed);
+        allowed
+    }
+
+    /// All parents are to be looked at: what they are reconciled with has changed.
+    pub fn resync(&self) {
         for parent in self.context.parents.all() {
-            self.queue.wake(&ParentKey::of(&parent), Wake::Parent);
+            self.queue.wake(&ParentKey::of(&parent), Wake::Resync);
         }
         // Some wait that have left the selection.
-        self.queue.wake_all(Wake::Parent);
+        self.queue.resync();
     }
 
     /// Parents that left the selection while nobody watched still carry our finalizer.
@@ -192,7 +190,7 @@ impl Controller {
         };
         for parent in holding.iter().filter(|parent| context.parents.get(&parent.key()).is_none()) {
             context.note_finalizer(parent.uid());
-            self.queue.wake(&ParentKey::of(parent), Wake::Parent);
+            self.queue.wake(&ParentKey::of(parent), Wake::Resync);
         }
     }
 
@@ -211,7 +209,7 @@ impl Controller {
             category = Empty,
             otel.status_code = Empty,
         );
-        let reconciled = AssertUnwindSafe(reconcile(context, &run.key, run.attempt)).catch_unwind();
+        let reconciled = AssertUnwindSafe(reconcile(context, &run)).catch_unwind();
         let begun = Instant::now();
         let next = reconciled.instrument(span.clone()).await.ok();
         span.record("outcome", context.metrics.reconciled(run.waited, begun.elapsed(), next));
@@ -309,12 +307,16 @@ impl Controller {
     }
 
     fn wake(&self, watched: Watched, change: &Change) {
+        // What the first list brings is no news: it is how things are when the host starts.
+        let is_news = watched.store(&self.context).is_synced();
         match watched {
             Watched::Parents => {
                 change.after.iter().for_each(|parent| self.context.show(parent));
                 let after = change.after.as_deref();
-                if let Some(after) = after {
-                    self.queue.changed(&ParentKey::of(after), after.resource_version());
+                match after.map(ParentKey::of) {
+                    Some(key) if !is_news => self.queue.wake(&key, Wake::Resync),
+                    Some(key) => self.queue.changed(&key, after.map(Object::resource_version).unwrap_or_default()),
+                    None => {}
                 }
                 let is_gone = |before: &&Object| after.is_none_or(|after| after.uid() != before.uid());
                 if let Some(gone) = change.before.as_deref().filter(is_gone) {
@@ -323,10 +325,11 @@ impl Controller {
             }
             Watched::Children(place) => {
                 let kind = self.context.child_kinds[place].group_kind();
+                let wake = if is_news { Wake::Child } else { Wake::Resync };
                 let concerned = [change.before.as_deref(), change.after.as_deref()].into_iter().flatten();
                 for uid in concerned.filter_map(|child| child.parent_uid(&kind)) {
                     if let Some(object) = self.context.parents.key_of(uid) {
-                        self.queue.wake(&ParentKey { object, uid: uid.to_owned() }, Wake::Child);
+                        self.queue.wake(&ParentKey { object, uid: uid.to_owned() }, wake);
                     }
                 }
             }

@@ -35,7 +35,7 @@ use crate::{
     controller::Controller,
     lease::{self, Term},
     object::Kind,
-    queue::Figures,
+    queue::{Figures, Wake},
     store::{Size, Store},
 };
 
@@ -194,7 +194,13 @@ impl Page<'_> {
             [("name", reconciler), ("controller", reconciler)]
         }
         self.gauge("workqueue_depth", "Parents that are due and wait for a worker", |samples| {
-            serving.iter().try_for_each(|it| samples.gauge(labels(&it.handles.reconciler), it.queue.due))
+            for it in serving {
+                let [name, controller] = labels(&it.handles.reconciler);
+                for (wake, due) in Wake::ALL.iter().zip(it.queue.due) {
+                    samples.gauge([name, controller, ("priority", wake.name())], due)?;
+                }
+            }
+            Ok(())
         })?;
         self.counter("workqueue_adds", "How often a parent became due", |samples| {
             serving.iter().try_for_each(|it| samples.counter(labels(&it.handles.reconciler), it.queue.adds))
@@ -286,6 +292,11 @@ impl Page<'_> {
                 }
             }
             Ok(())
+        })?;
+        self.gauge("pilothouse_open_circuits", "Parents whose children wake them but rarely", |samples| {
+            serving
+                .iter()
+                .try_for_each(|it| samples.gauge([("reconciler", &it.handles.reconciler)], it.queue.open_circuits))
         })?;
         self.gauge("pilothouse_watch_age_seconds", "How long ago a watch was last heard of", |samples| {
             for it in serving {

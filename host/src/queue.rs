@@ -1,9 +1,14 @@
-//! The work queue of one reconciler: which parent is due when, one run per parent at a time.
+//! The work queue of one reconciler: which parent is due when, and which goes first; one run per parent at a time.
+//!
+//! A user waits for an edit, and nobody for a parent that is looked at because the host has started: so of those that are due the most
+//! urgent goes first ([`Wake`]), and every few runs the one that is due longest, so that none waits for ever (`C45`).
 //!
 //! Backoff belongs to the parent, not to the event: a failure makes it wait twice as long as the one before, and what
-//! happens while it waits neither counts as a failure nor lengthens the wait (`C43`).
+//! happens while it waits neither counts as a failure nor lengthens the wait (`C43`). Its own change ends every wait. A change of a
+//! child never makes it run more often than [`Item::due_for_child`] allows.
 
 use std::{
+    array,
     collections::{BTreeMap, HashMap},
     hash::Hash,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -12,25 +17,49 @@ use std::{
 
 use tokio::sync::Notify;
 
+use self::circuit::Circuit;
+
+mod circuit;
+
 /// How long a parent waits after its first failure.
 pub const BACKOFF_BASE: Duration = Duration::from_millis(500);
 /// The longest that a parent waits after a failure, before jitter.
 pub const BACKOFF_CAP: Duration = Duration::from_secs(60);
-/// How often at most an event of a child may wake a parent that is waiting after a failure.
-const EARLY_RUN_INTERVAL: Duration = Duration::from_secs(1);
-/// How often in a row a parent may run again at once: writing takes a pass, and seeing what came of it another. One whose plugin
-/// wants something else each time waits as after failures.
-const FREE_AGAINS: u32 = 3;
+/// How often at most a change of a child may wake a parent that waits after a failure, or has been woken much in short time.
+const STRAINED_INTERVAL: Duration = circuit::REFILL;
+/// How often at most while its circuit is open.
+const OPEN_CIRCUIT_INTERVAL: Duration = Duration::from_secs(30);
+/// How many runs in a row may overtake the parent that is due longest.
+const OVERTAKING: u32 = 7;
 /// How long a parent rests when nothing wakes it: what a lost event could cost at most.
 pub const RESYNC: Duration = Duration::from_hours(10);
 
-/// Why a parent is woken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a parent is to run, the most urgent first. Of several reasons the most urgent counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wake {
-    /// Its own change, which may well be the remedy: run now, whatever it waits for.
+    /// Its own change, a user's most of the time, and maybe the remedy: run now, whatever it waits for.
     Parent,
-    /// A change of a child: run now, or at most once per second while it waits after a failure.
+    /// A change of a child, by us or by others: run now, or not so soon if it fails or does so all the time.
     Child,
+    /// A time that was set has come: after a failure, or as the plugin asked.
+    Timer,
+    /// No change is known, and all are looked at: the host has just started, something else serves, or [`RESYNC`] has passed. Run now.
+    Resync,
+}
+
+impl Wake {
+    /// All of them, in order.
+    pub const ALL: [Self; 4] = [Self::Parent, Self::Child, Self::Timer, Self::Resync];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parent => "parent",
+            Self::Child => "child",
+            Self::Timer => "timer",
+            Self::Resync => "resync",
+        }
+    }
 }
 
 /// What follows a run.
@@ -40,7 +69,7 @@ pub enum Next {
     OnChange,
     /// Nothing, until it is woken: the parent is gone, or none of our business any more.
     Forget,
-    /// At once: this run changed what the next one sees.
+    /// At once, for the sake of its children: this run changed what the next one sees.
     Again,
     /// Run again after this time at the latest; it was no failure.
     After(Duration),
@@ -64,6 +93,8 @@ pub struct Run<K> {
     pub attempt: u32,
     /// How long it was due before it began.
     pub waited: Duration,
+    /// Whether children have made it run so often that they wake it but rarely now.
+    pub circuit_open: bool,
     /// Whether an event started it before its backoff was over.
     early: bool,
 }
@@ -71,8 +102,10 @@ pub struct Run<K> {
 /// How a queue is now, and what it has done so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Parents that are due and wait for a worker.
-    pub due: usize,
+    /// Parents that are due and wait for a worker, by [`Wake`].
+    pub due: [usize; Wake::ALL.len()],
+    /// Parents whose circuit is open.
+    pub open_circuits: usize,
     /// How long each run that is under way has run.
     pub running: Vec<Duration>,
     /// How often a parent has become due.
@@ -106,12 +139,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.changed.notify_one();
     }
 
-    /// The same for every parent that waits or runs.
-    pub fn wake_all(&self, wake: Wake) {
+    /// Every parent that waits or runs is to be looked at.
+    pub fn resync(&self) {
         let mut schedule = self.lock();
         let keys: Vec<_> = schedule.items.keys().cloned().collect();
         for key in &keys {
-            schedule.wake(key, wake, Instant::now());
+            schedule.wake(key, Wake::Resync, Instant::now());
         }
         drop(schedule);
         self.changed.notify_one();
@@ -154,17 +187,22 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 /// The queue without its clock: every decision, a function of the time that it is told.
 struct Schedule<K> {
     items: HashMap<K, Item>,
-    /// When each waiting item is due. The number keeps the order of arrival among equals.
-    due: BTreeMap<(Instant, u64), K>,
+    /// Those that wait, by [`Wake`] and place.
+    waiting: [BTreeMap<Place, K>; Wake::ALL.len()],
+    /// How many runs have overtaken the parent that is due longest.
+    overtaken: u32,
     arrivals: u64,
     adds: u64,
     retries: u64,
 }
 
+/// When a waiting item is due. The number keeps the order of arrival among equals.
+type Place = (Instant, u64);
+
 #[derive(Default)]
 struct Item {
-    /// Its place in `due`.
-    waiting: Option<(Instant, u64)>,
+    /// Where it waits.
+    waiting: Option<(Wake, Place)>,
     /// Whether it was put there to become due later: then it counts as added when its time has come.
     later: bool,
     running: bool,
@@ -173,18 +211,24 @@ struct Item {
     /// Changed while it ran: the latest resource version.
     changed_to: Option<String>,
     failures: u32,
-    /// How many runs in a row have ended with `Again`.
-    agains: u32,
     /// When its backoff ends.
     retry_at: Option<Instant>,
     /// Whether children cannot shorten it.
     firm: bool,
+    circuit: Circuit,
     last_start: Option<Instant>,
 }
 
 impl<K> Default for Schedule<K> {
     fn default() -> Self {
-        Self { items: HashMap::new(), due: BTreeMap::new(), arrivals: 0, adds: 0, retries: 0 }
+        Self {
+            items: HashMap::new(),
+            waiting: array::from_fn(|_| BTreeMap::new()),
+            overtaken: 0,
+            arrivals: 0,
+            adds: 0,
+            retries: 0,
+        }
     }
 }
 
@@ -192,12 +236,11 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     fn wake(&mut self, key: &K, wake: Wake, now: Instant) {
         let item = self.items.entry(key.clone()).or_default();
         if item.running {
-            // A change of the parent outranks one of a child.
-            item.woken = if item.woken == Some(Wake::Parent) { item.woken } else { Some(wake) };
+            item.woken = item.woken.into_iter().chain([wake]).min();
             return;
         }
         let at = item.due_when_woken(wake, now);
-        self.plan(key, at, now);
+        self.plan(key, wake, at, now);
     }
 
     fn parent_changed(&mut self, key: &K, version: &str, now: Instant) {
@@ -209,32 +252,40 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
 
     /// The next run, or when there will be one.
     fn start(&mut self, now: Instant) -> Result<Run<K>, Option<Instant>> {
-        loop {
-            let Some(first) = self.due.first_entry() else { return Err(None) };
-            let (at, _) = *first.key();
-            if at > now {
-                return Err(Some(at));
-            }
-            let key = first.remove();
-            let Some(item) = self.items.get_mut(&key) else { continue };
-            item.waiting = None;
-            item.running = true;
-            item.last_start = Some(now);
-            self.adds += u64::from(item.later);
-            let early = item.retry_at.is_some_and(|retry_at| retry_at > now);
-            return Ok(Run { attempt: item.failures, waited: now - at, early, key });
+        let first = |wake: Wake| self.waiting[wake as usize].first_key_value().map(|(place, _)| (*place, wake));
+        let Some(oldest) = Wake::ALL.into_iter().filter_map(first).min() else { return Err(None) };
+        let (at, _) = oldest.0;
+        if at > now {
+            return Err(Some(at));
         }
+        let most_urgent = Wake::ALL.into_iter().filter_map(first).find(|((at, _), _)| *at <= now);
+        let (_, wake) = most_urgent.filter(|_| self.overtaken < OVERTAKING).unwrap_or(oldest);
+        let Some((place, key)) = self.waiting[wake as usize].pop_first() else { return Err(None) };
+        self.overtaken = if place == oldest.0 { 0 } else { self.overtaken + 1 };
+        let item = self.items.entry(key.clone()).or_default();
+        item.waiting = None;
+        item.running = true;
+        item.last_start = Some(now);
+        self.adds += u64::from(item.later);
+        if wake == Wake::Child {
+            item.circuit.spend(now);
+        }
+        Ok(Run {
+            key,
+            attempt: item.failures,
+            waited: now - place.0,
+            circuit_open: item.circuit.open_until(now).is_some(),
+            early: item.retry_at.is_some_and(|retry_at| retry_at > now),
+        })
     }
 
     fn done(&mut self, run: Run<K>, next: Next, seen: Option<&str>, now: Instant) {
         let Some(item) = self.items.get_mut(&run.key) else { return };
         item.running = false;
-        item.agains = if next == Next::Again { item.agains + 1 } else { 0 };
         self.retries += u64::from(matches!(next, Next::Failed(_) | Next::Immediately | Next::Unstable));
-        let planned = match next {
+        let at = match next {
             Next::OnChange => Some(now + jitter(RESYNC)),
-            Next::Forget | Next::Terminal => None,
-            Next::Again => Some(now + item.agains.checked_sub(FREE_AGAINS + 1).map_or(Duration::ZERO, backoff)),
+            Next::Forget | Next::Terminal | Next::Again => None,
             Next::After(wait) | Next::Failed(Some(wait)) => Some(now + wait),
             // An early run that failed too is the same failure: the wait goes on.
             Next::Failed(None) | Next::Immediately if run.early => item.retry_at,
@@ -246,46 +297,58 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         match next {
             Next::OnChange | Next::Forget | Next::Again | Next::After(_) => (item.failures, item.retry_at) = (0, None),
             Next::Terminal => (item.failures, item.retry_at) = (item.failures.saturating_add(1), None),
-            Next::Failed(_) | Next::Immediately if planned == item.retry_at => {}
+            Next::Failed(_) | Next::Immediately if at == item.retry_at => {}
             Next::Failed(_) | Next::Immediately | Next::Unstable => {
-                (item.failures, item.retry_at) = (item.failures.saturating_add(1), planned);
+                (item.failures, item.retry_at) = (item.failures.saturating_add(1), at);
             }
         }
+        let planned = at.map(|at| (if next == Next::OnChange { Wake::Resync } else { Wake::Timer }, at));
         // The watch may show a write of ours before its answer is here: that is no news.
         let changed = item.changed_to.take().is_some_and(|version| seen != Some(version.as_str()));
-        let woken = item.woken.take();
-        let woken = if changed { Some(Wake::Parent) } else { woken };
-        let woken = woken.map(|wake| item.due_when_woken(wake, now));
-        match woken.into_iter().chain(planned).min() {
-            Some(at) => self.plan(&run.key, at, now),
-            None if next == Next::Forget => drop(self.items.remove(&run.key)),
-            None => {}
+        let woken = item.woken.take().into_iter().chain(changed.then_some(Wake::Parent));
+        let woken = woken.map(|wake| (wake, item.due_when_woken(wake, now)));
+        let again = (next == Next::Again).then(|| (Wake::Child, item.due_again(now)));
+        // Whoever is told that the circuit is open has to be told, too, that it no longer is.
+        let closes = item.circuit.open_until(now).filter(|_| next != Next::Forget).map(|at| (Wake::Timer, at));
+        let plans: Vec<_> = woken.chain(again).chain(planned).chain(closes).collect();
+        for &(wake, at) in &plans {
+            self.plan(&run.key, wake, at, now);
+        }
+        if plans.is_empty() && next == Next::Forget {
+            self.items.remove(&run.key);
         }
     }
 
-    /// Makes the item due at `at`, or leaves it where it is if that is earlier.
-    fn plan(&mut self, key: &K, at: Instant, now: Instant) {
+    /// Lets the item be due at `at`, or when it would be already if that is earlier.
+    fn plan(&mut self, key: &K, wake: Wake, at: Instant, now: Instant) {
         let item = self.items.entry(key.clone()).or_default();
-        if let Some(already) = item.waiting {
-            if already.0 <= at {
+        let (mut wake, mut at, mut is_new) = (wake, at, true);
+        if let Some((already, place)) = item.waiting {
+            (wake, at, is_new) = (wake.min(already), at.min(place.0), at < place.0);
+            if (wake, at) == (already, place.0) {
                 return;
             }
-            self.due.remove(&already);
+            self.waiting[already as usize].remove(&place);
+        }
+        if is_new {
+            item.later = at > now;
+            self.adds += u64::from(!item.later);
         }
         self.arrivals += 1;
-        item.waiting = Some((at, self.arrivals));
-        item.later = at > now;
-        self.adds += u64::from(!item.later);
-        self.due.insert((at, self.arrivals), key.clone());
+        let place = (at, self.arrivals);
+        item.waiting = Some((wake, place));
+        self.waiting[wake as usize].insert(place, key.clone());
     }
 
     fn figures(&self, now: Instant) -> Figures {
-        let running = self.items.values().filter(|item| item.running);
-        let due = self.due.range(..=(now, u64::MAX));
+        let due = self.waiting.each_ref().map(|waiting| waiting.range(..=(now, u64::MAX)));
         // What has become due by the passing of time is noted down only when it begins.
-        let ripened = due.clone().filter(|(_, key)| self.items.get(*key).is_some_and(|item| item.later)).count();
+        let is_later = |key: &K| self.items.get(key).is_some_and(|item| item.later);
+        let ripened = due.iter().flat_map(Clone::clone).filter(|(_, key)| is_later(key)).count();
+        let running = self.items.values().filter(|item| item.running);
         Figures {
-            due: due.count(),
+            due: due.map(Iterator::count),
+            open_circuits: self.items.values().filter(|item| item.circuit.open_until(now).is_some()).count(),
             running: running.filter_map(|item| Some(now - item.last_start?)).collect(),
             adds: self.adds + u64::try_from(ripened).unwrap_or_default(),
             retries: self.retries,
@@ -295,13 +358,27 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
 
 impl Item {
     fn due_when_woken(&self, wake: Wake, now: Instant) -> Instant {
-        match (wake, self.retry_at, self.last_start) {
-            (Wake::Child, Some(retry_at), _) if self.firm => retry_at.max(now),
-            (Wake::Child, Some(retry_at), Some(last)) if retry_at > now => {
-                retry_at.min((last + EARLY_RUN_INTERVAL).max(now))
-            }
-            _ => now,
+        if wake == Wake::Child { self.due_for_child(now) } else { now }
+    }
+
+    /// When a change of a child lets it run: at once. At most once in a while if it has been woken much, or if it waits after a
+    /// failure, which the change may have ended. And not before its time if it is its own plugin that changes children all the time.
+    fn due_for_child(&self, now: Instant) -> Instant {
+        match self.retry_at.filter(|retry_at| *retry_at > now) {
+            Some(retry_at) if self.firm => retry_at,
+            None if !self.circuit.is_strained(now) => self.due_again(now),
+            _ => self.due_again(now).max(self.after(STRAINED_INTERVAL, now)),
         }
+    }
+
+    /// When a change of its own lets it run: at once, unless its circuit is open.
+    fn due_again(&self, now: Instant) -> Instant {
+        if self.circuit.open_until(now).is_some() { self.after(OPEN_CIRCUIT_INTERVAL, now) } else { now }
+    }
+
+    /// So long after it began last.
+    fn after(&self, interval: Duration, now: Instant) -> Instant {
+        self.last_start.map_or(now, |last| (last + interval).max(now))
     }
 }
 
@@ -484,15 +561,149 @@ mod tests {
     }
 
     #[test]
-    fn c22_a_plugin_that_never_settles_is_slowed_down() {
+    fn of_those_that_are_due_an_edit_goes_first_and_a_resync_last() {
         let mut clock = Clock::new();
-        clock.wake("a", Wake::Parent);
-        let since = clock.now;
-        for _ in 0..20 {
-            let (_, run) = clock.wait();
-            clock.done(run, Next::Again);
+        clock.wake("resync", Wake::Resync);
+        clock.wake("failed", Wake::Parent);
+        let run = clock.due().unwrap();
+        clock.done(run, Next::Failed(Some(Duration::from_secs(1))));
+        clock.pass(Duration::from_secs(2));
+        for (key, wake) in [("first", Wake::Child), ("second", Wake::Child), ("later", Wake::Parent)] {
+            clock.wake(key, wake);
+            clock.pass(Duration::from_secs(1));
         }
-        assert!(clock.now - since > Duration::from_mins(5), "20 runs in {:?}", clock.now - since);
+        // One that waits already and is edited moves up, and keeps its place in time.
+        clock.wake("edited", Wake::Resync);
+        clock.wake("edited", Wake::Parent);
+        assert_eq!(clock.schedule.figures(clock.now).due, [2, 2, 1, 1]);
+        let order: Vec<_> = std::iter::from_fn(|| clock.due()).map(|run| run.key).collect();
+        assert_eq!(order, ["later", "edited", "first", "second", "failed", "resync"]);
+    }
+
+    #[test]
+    fn c45_an_edit_overtakes_a_thousand_parents_that_are_resynced() {
+        let mut clock = Clock::new();
+        let names: Vec<&'static str> = (0..1000).map(|number| &*number.to_string().leak()).collect();
+        names.iter().for_each(|name| clock.wake(name, Wake::Resync));
+        for name in &names[..20] {
+            let run = clock.due().unwrap();
+            assert_eq!(run.key, *name);
+            clock.done(run, Next::OnChange);
+            clock.pass(Duration::from_millis(50));
+        }
+        clock.wake(names[900], Wake::Parent);
+        let run = clock.due().unwrap();
+        assert_eq!(run.key, names[900]);
+        // What it has changed is looked at before the resync goes on.
+        clock.done(run, Next::Again);
+        let run = clock.due().unwrap();
+        assert_eq!(run.key, names[900]);
+        clock.done(run, Next::OnChange);
+        let rest = std::iter::from_fn(|| clock.due()).count();
+        assert_eq!(rest, 979, "each of the others has its turn, once");
+    }
+
+    #[test]
+    fn c45_a_stream_of_edits_starves_nobody() {
+        let mut clock = Clock::new();
+        for name in ["a", "b", "c"] {
+            clock.wake(name, Wake::Resync);
+        }
+        clock.wake("child", Wake::Child);
+        let mut order = Vec::new();
+        for _ in 0..40 {
+            clock.pass(Duration::from_millis(10));
+            clock.wake("edited", Wake::Parent);
+            let run = clock.due().unwrap();
+            order.push(run.key);
+            clock.done(run, Next::OnChange);
+        }
+        let place = |key| order.iter().position(|run| *run == key).unwrap();
+        assert_eq!(["a", "b", "c", "child"].map(place), [7, 15, 23, 31]);
+    }
+
+    #[test]
+    fn a_loop_of_children_opens_the_circuit_and_the_end_of_it_closes_it() {
+        let mut clock = Clock::new();
+        // What is written is undone at once, and that wakes it, too.
+        for undone in [false, true] {
+            clock.wake("a", Wake::Parent);
+            let (since, mut run) = (clock.now, clock.due().unwrap());
+            let next = |clock: &mut Clock, run| {
+                clock.done(run, Next::Again);
+                if undone {
+                    clock.wake("a", Wake::Child);
+                }
+                clock.wait()
+            };
+            let mut runs = 0;
+            while !run.circuit_open {
+                clock.pass(Duration::from_millis(20));
+                run = next(&mut clock, run).1;
+                runs += 1;
+            }
+            assert!((100..110).contains(&runs), "{runs} runs");
+            assert_eq!(clock.schedule.figures(clock.now).open_circuits, 1);
+            let mut rare = 0;
+            while run.circuit_open {
+                let (waited, again) = next(&mut clock, run);
+                assert!(waited == OPEN_CIRCUIT_INTERVAL || !again.circuit_open, "{waited:?}");
+                run = again;
+                rare += 1;
+            }
+            assert!(rare <= 11 && clock.now - since >= Duration::from_mins(5), "{rare} in {:?}", clock.now - since);
+            clock.done(run, Next::OnChange);
+        }
+        assert_eq!(clock.schedule.figures(clock.now).open_circuits, 0);
+    }
+
+    #[test]
+    fn children_that_change_without_end_wake_their_parent_each_second_and_open_no_circuit() {
+        let mut clock = Clock::new();
+        let mut runs = 0;
+        for _ in 0..100 * 60 {
+            clock.wake("a", Wake::Child);
+            if let Some(run) = clock.due() {
+                assert!(!run.circuit_open);
+                clock.done(run, Next::OnChange);
+                runs += 1;
+            }
+            clock.pass(Duration::from_millis(10));
+        }
+        assert!((100..=120).contains(&runs), "{runs} runs in a minute");
+    }
+
+    #[test]
+    fn an_open_circuit_holds_back_no_edit_and_is_told_to_be_closed_though_nothing_happens() {
+        let mut clock = Clock::new();
+        let open = |clock: &mut Clock| {
+            clock.wake("a", Wake::Child);
+            loop {
+                let run = clock.due().expect("it is due");
+                if run.circuit_open {
+                    return clock.done(run, Next::OnChange);
+                }
+                clock.done(run, Next::Again);
+            }
+        };
+        open(&mut clock);
+        clock.wake("a", Wake::Child);
+        assert!(clock.due().is_none());
+        for wake in [Wake::Parent, Wake::Resync] {
+            clock.wake("a", wake);
+            let run = clock.due().expect("it is due at once");
+            assert!(run.circuit_open);
+            clock.done(run, Next::Terminal);
+        }
+        let (waited, run) = clock.wait();
+        assert!(!run.circuit_open && waited <= Duration::from_mins(5), "{waited:?}");
+        clock.done(run, Next::OnChange);
+        // Of one that is gone nothing is left to tell.
+        open(&mut clock);
+        clock.wake("a", Wake::Parent);
+        let run = clock.due().unwrap();
+        clock.done(run, Next::Forget);
+        assert!(clock.schedule.items.is_empty());
     }
 
     #[test]
@@ -518,7 +729,7 @@ mod tests {
         clock.wake("a", Wake::Parent);
         let run = clock.due().unwrap();
         clock.done(run, Next::Forget);
-        assert!(clock.schedule.items.is_empty() && clock.schedule.due.is_empty());
+        assert!(clock.schedule.items.is_empty() && clock.schedule.waiting.iter().all(BTreeMap::is_empty));
     }
 
     #[test]
@@ -528,21 +739,21 @@ mod tests {
         clock.wake("a", Wake::Parent);
         clock.wake("a", Wake::Child);
         clock.wake("b", Wake::Parent);
-        assert_eq!(figures(&clock), Figures { due: 2, adds: 2, ..Figures::default() });
+        assert_eq!(figures(&clock), Figures { due: [2, 0, 0, 0], adds: 2, ..Figures::default() });
         clock.pass(Duration::from_secs(2));
         let a = clock.due().unwrap();
         assert_eq!(a.waited, Duration::from_secs(2));
         clock.pass(Duration::from_secs(1));
         assert_eq!(
             figures(&clock),
-            Figures { due: 1, running: vec![Duration::from_secs(1)], adds: 2, ..Figures::default() }
+            Figures { due: [1, 0, 0, 0], running: vec![Duration::from_secs(1)], adds: 2, ..Figures::default() }
         );
         clock.done(a, Next::Failed(Some(Duration::from_secs(5))));
         let b = clock.due().unwrap();
         clock.done(b, Next::OnChange);
         assert_eq!(figures(&clock), Figures { adds: 2, retries: 1, ..Figures::default() });
         clock.pass(Duration::from_secs(7));
-        assert_eq!(figures(&clock), Figures { due: 1, adds: 3, retries: 1, ..Figures::default() });
+        assert_eq!(figures(&clock), Figures { due: [0, 0, 1, 0], adds: 3, retries: 1, ..Figures::default() });
         assert_eq!(clock.due().unwrap().waited, Duration::from_secs(2));
         assert_eq!(figures(&clock).adds, 3);
     }

@@ -64,7 +64,7 @@ use crate::{
     lookup,
     object::Object,
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
-    queue::{BACKOFF_CAP, Next},
+    queue::{BACKOFF_CAP, Next, Run},
     revision::Revision,
     state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Tie},
     telemetry,
@@ -189,8 +189,8 @@ impl Error {
 /// One parent's turn, from beginning to end: what it is reconciled with, and what it has learned so far.
 struct Turn<'a> {
     context: &'a Context,
+    run: &'a Run<ParentKey>,
     key: &'a ParentKey,
-    attempt: u32,
     revision: Arc<Revision>,
     memory: Memory,
     subject: Subject,
@@ -225,11 +225,11 @@ enum Said {
 }
 
 /// Brings one parent one step closer to where it should be.
-pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next {
+pub async fn reconcile(context: &Context, run: &Run<ParentKey>) -> Next {
     if context.settings().paused {
         return Next::OnChange;
     }
-    let mut turn = Turn::begin(context, key, attempt);
+    let mut turn = Turn::begin(context, run);
     let next = loop {
         match turn.take(next_step(&turn.view())).await {
             Ok(Continue(())) => {}
@@ -241,11 +241,12 @@ pub async fn reconcile(context: &Context, key: &ParentKey, attempt: u32) -> Next
 }
 
 impl<'a> Turn<'a> {
-    fn begin(context: &'a Context, key: &'a ParentKey, attempt: u32) -> Self {
+    fn begin(context: &'a Context, run: &'a Run<ParentKey>) -> Self {
+        let key = &run.key;
         let mut turn = Self {
             context,
+            run,
             key,
-            attempt,
             revision: context.revision(),
             memory: context.recall(&key.uid),
             subject: Subject::Absent,
@@ -698,7 +699,7 @@ impl<'a> Turn<'a> {
 
     fn request(&self, observed: &Observed, more: &serde_json::Value) -> Request {
         let limits = &self.context.settings().limits;
-        let context = call_context(Timestamp::now(), limits, self.attempt, &self.revision.id, more);
+        let context = call_context(Timestamp::now(), limits, self.run.attempt, &self.revision.id, more);
         Request {
             parent: observed.parent.json().to_owned(),
             children: observed.children.iter().map(|(_, child)| child.json().to_owned()).collect(),

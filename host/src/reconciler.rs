@@ -247,7 +247,7 @@ impl Reconciler {
                     () = &mut retry => break,
                     Ok(()) = claims.changed() => {
                         if let Some(serving) = &self.serving {
-                            serving.controller.wake_all();
+                            serving.controller.resync();
                         }
                     }
                     Some(()) = changed(&mut watching) => self.publish().await,
@@ -276,7 +276,7 @@ impl Reconciler {
                 (before.paused && !settings.paused) || before.legacy_finalizers != settings.legacy_finalizers;
             serving.controller.context.set(settings);
             if concerns_all {
-                serving.controller.wake_all();
+                serving.controller.resync();
             }
         }
     }
@@ -472,7 +472,7 @@ impl Reconciler {
         });
         if let Some(serving) = in_place {
             serving.controller.context.swap(revision.clone());
-            serving.controller.wake_all();
+            serving.controller.resync();
         } else {
             let started =
                 self.start(client, binding.selector.clone(), parent_kind, child_kinds, revision.clone()).await?;

@@ -331,6 +331,8 @@ pub struct Memory {
     pub status: Option<LastStatus>,
     /// Status and reason of `Synced` as they were last told, for a parent whose own status does not say it.
     pub synced: Option<(String, String)>,
+    /// Whether its circuit was told to be open.
+    pub circuit_open: bool,
     /// The request of a user that was told to be handled.
     pub handled: Option<String>,
     /// The Events of the plugin's last answer.

@@ -18,7 +18,7 @@ const PLACES: [(&str, &str); 5] = [
 /// Words in these places that are no reasons, and reasons that are made elsewhere.
 const NO_REASONS: [&str; 9] =
     ["True", "False", "Unknown", "Permitted", "Watching", "Loaded", "Ready", "Degraded", "Conflict"];
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 13] = [
     "PruneHeld",
     "ReconcileSuccess",
     "ReconcilePaused",
@@ -30,6 +30,8 @@ const ELSEWHERE: [&str; 11] = [
     "Released",
     "StatusPruned",
     "WaitsForDeletion",
+    "WatchCircuitOpen",
+    "WatchCircuitClosed",
 ];
 
 /// The words in quotes between a place and the end of what begins there.

@@ -19,21 +19,21 @@ use crate::{
 };
 
 /// Without a shared host: each test has one that sees its own reconcilers only.
-fn cluster() -> &'static Cluster {
+pub(crate) fn cluster() -> &'static Cluster {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
     CLUSTER.get_or_init(Cluster::start)
 }
 
 /// A namespace with a reconciler and a host of its own, behind a proxy.
-struct Stand {
-    ns: Namespace<'static>,
+pub(crate) struct Stand {
+    pub(crate) ns: Namespace<'static>,
     proxy: Proxy,
-    host: Host,
+    pub(crate) host: Host,
 }
 
 impl Stand {
     /// With a reconciler that serves this plugin to what is labelled for it, and a fault.
-    async fn start(name: &str, plugin: &str, fault: Option<(Point, Fault)>, arguments: &[&str]) -> Self {
+    pub(crate) async fn start(name: &str, plugin: &str, fault: Option<(Point, Fault)>, arguments: &[&str]) -> Self {
         let ns = cluster().namespace(name).await;
         declare(&ns, name, plugin).await;
         Self::of(ns, fault, arguments).await
@@ -45,15 +45,27 @@ impl Stand {
         let options =
             Options { run: Some(ns.name.clone()), fault, failing: 0.0, crash: Box::new(|| {}), aliases: Vec::new() };
         let proxy = Proxy::start(cluster.control_plane.kubeconfig(), options).await.expect("the proxy starts");
-        let kubeconfig = cluster.control_plane.data_dir().join(format!("{}.kubeconfig", ns.name));
-        cluster.write_kubeconfig_by_way_of(&kubeconfig, proxy.address, &cluster.host_token());
-        let host = cluster.spawn_host(&kubeconfig, arguments);
-        eventually("the host watches", async || host.log_text().contains("\"message\":\"watching\"").then_some(()))
-            .await;
+        cluster.write_kubeconfig_by_way_of(&kubeconfig(&ns), proxy.address, &cluster.host_token());
+        let host = Self::host(&ns, arguments).await;
         Self { ns, proxy, host }
     }
 
-    async fn widget(&self, name: &str, spec: Value) -> DynamicObject {
+    async fn host(ns: &Namespace<'_>, arguments: &[&str]) -> Host {
+        let host = cluster().spawn_host(&kubeconfig(ns), arguments);
+        eventually("the host watches", async || host.log_text().contains("\"message\":\"watching\"").then_some(()))
+            .await;
+        host
+    }
+
+    /// Another host, after `meanwhile` in which there was none.
+    pub(crate) async fn restart(self, meanwhile: impl AsyncFnOnce(&Namespace<'_>)) -> Self {
+        self.host.terminate();
+        meanwhile(&self.ns).await;
+        let host = Self::host(&self.ns, &[]).await;
+        Self { host, ..self }
+    }
+
+    pub(crate) async fn widget(&self, name: &str, spec: Value) -> DynamicObject {
         let metadata = json!({"name": name, "labels": {"run": self.ns.name}});
         self.ns
             .create(json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": metadata, "spec": spec}))
@@ -67,6 +79,10 @@ impl Stand {
                 "spec": {"image": "nginx:1", "replicas": 1}}))
             .await
     }
+}
+
+fn kubeconfig(ns: &Namespace<'_>) -> std::path::PathBuf {
+    cluster().control_plane.data_dir().join(format!("{}.kubeconfig", ns.name))
 }
 
 /// Declares a reconciler for one test, with the plugin and the service account of one that is installed.
@@ -89,7 +105,7 @@ fn count(writes: &[Request], what: &str, name: &str, code: u16) -> usize {
 }
 
 /// The Events with this reason in the namespace: how often each was written.
-fn told(ns: &Namespace<'_>, reason: &str) -> usize {
+pub(crate) fn told(ns: &Namespace<'_>, reason: &str) -> usize {
     let requests = ns.requests();
     requests.iter().filter(|request| request.resource == "events" && request.body["reason"] == reason).count()
 }

@@ -9,6 +9,7 @@ mod cluster;
 mod cases;
 mod conflicts;
 mod crash;
+mod fair;
 mod field;
 mod handles;
 mod inputs;

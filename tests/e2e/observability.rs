@@ -75,7 +75,7 @@ fn text(attributes: &[KeyValue], name: &str) -> String {
 }
 
 /// A page of `/metrics`.
-struct Page(String);
+pub(crate) struct Page(pub(crate) String);
 
 impl Page {
     /// The families and their types.
@@ -93,7 +93,7 @@ impl Page {
     }
 
     /// The value of that sample.
-    fn get(&self, sample: &str) -> f64 {
+    pub(crate) fn get(&self, sample: &str) -> f64 {
         let found = self.samples().find(|(known, _)| *known == sample);
         assert!(found.is_some(), "{sample} is missing: {}", self.0);
         found.map_or(f64::NAN, |(_, value)| value)

@@ -6,7 +6,10 @@ use kube::{
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 
-use super::memory::Note;
+use super::{
+    memory::Note,
+    status::{CIRCUIT_OPEN, CIRCUIT_OPEN_MESSAGE},
+};
 use crate::{
     object::{Kind, Object},
     plugin::{self, EventKind},
@@ -68,6 +71,18 @@ impl Events {
     /// Something was done because a user asked for it.
     pub(crate) async fn publish_handled(&self, parent: &Object, kind: &Kind, reason: &str, note: &str) {
         self.publish(parent, kind, EventType::Normal, reason, note).await;
+    }
+
+    /// Its circuit has opened or closed.
+    pub(super) async fn publish_circuit(&self, parent: &Object, kind: &Kind, open: bool) {
+        if open {
+            tracing::warn!(reason = CIRCUIT_OPEN, "{CIRCUIT_OPEN_MESSAGE}");
+            self.publish(parent, kind, EventType::Warning, CIRCUIT_OPEN, CIRCUIT_OPEN_MESSAGE).await;
+        } else {
+            let note = "changes of children wake it at once again";
+            tracing::info!(reason = "WatchCircuitClosed", "{note}");
+            self.publish(parent, kind, EventType::Normal, "WatchCircuitClosed", note).await;
+        }
     }
 
     /// Something about a child that is no error.

@@ -22,11 +22,19 @@ use crate::{
     state::{LastStatus, Report},
 };
 
+/// Why `Responsive` is False, and the Event that says so.
+pub(super) const CIRCUIT_OPEN: &str = "WatchCircuitOpen";
+/// What that means.
+pub(super) const CIRCUIT_OPEN_MESSAGE: &str = "its children are written again and again, so for some minutes a change of them wakes it \
+     each 30 s at most; its own changes still do at once; find out who else writes them (kubectl get … -o yaml \
+     --show-managed-fields), or whether the plugin names or makes them otherwise each time";
+const RESPONSIVE: &str = "Responsive";
+
 /// What to tell.
 pub(super) struct Publish<'a> {
     /// What the plugin tells; none when it gave no answer.
     pub(super) report: Option<&'a Report>,
-    /// What the host tells: `Synced`, and `Ready` if it is known.
+    /// What the host tells: `Synced`, `Ready` if it is known, and `Responsive` if it is not.
     pub(super) conditions: Vec<Condition>,
     /// The field manager of this parent.
     pub(super) manager: &'a str,
@@ -144,11 +152,14 @@ fn conditions(
     let mut merged: Vec<_> = before
         .iter()
         .filter(|condition| {
-            let kind = condition.get("type").and_then(Value::as_str).unwrap_or_default();
+            let text = |name| condition.get(name).and_then(Value::as_str).unwrap_or_default();
+            let kind = text("type");
             // The plugin's own, which it no longer tells.
             let dropped = told.is_some()
                 && owned.is_some_and(|owned| owned.contains_key(&format!("k:{{\"type\":{}}}", Value::from(kind))));
-            !dropped || news.iter().any(|new| new.kind == kind) || kind == "Synced" || kind == "Ready"
+            // Ours, which is there only while it holds.
+            let over = kind == RESPONSIVE && text("reason") == CIRCUIT_OPEN;
+            !(dropped || over) || news.iter().any(|new| new.kind == kind) || kind == "Synced" || kind == "Ready"
         })
         .cloned()
         .collect();
@@ -272,6 +283,16 @@ pub(super) fn ready(wanted: usize, ready: usize, waiting_for: Option<String>) ->
     Condition { kind: "Ready".to_owned(), status, reason: reason.to_owned(), message }
 }
 
+/// `Responsive`, while the circuit of the parent is open (see [`crate::queue`]).
+pub(super) fn unresponsive() -> Condition {
+    Condition {
+        kind: RESPONSIVE.to_owned(),
+        status: ConditionStatus::False,
+        reason: CIRCUIT_OPEN.to_owned(),
+        message: CIRCUIT_OPEN_MESSAGE.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,6 +355,23 @@ mod tests {
         // Without an answer nothing of the plugin's is taken away.
         let failed = want(&live, &owned, None, vec![condition("Synced", ConditionStatus::False, "PluginTrap")], 1);
         assert_eq!((&failed["ours"], failed["conditions"].as_array().unwrap().len()), (&json!(2), 3));
+    }
+
+    #[test]
+    fn an_open_circuit_is_told_as_long_as_it_is_open_also_where_the_plugin_fails() {
+        let report = told(None, Vec::new());
+        let open = want(&json!({}), &json!({}), Some(&report), vec![unresponsive()], 100);
+        assert_eq!(
+            (&open["conditions"][0]["type"], &open["conditions"][0]["status"]),
+            (&json!("Responsive"), &json!("False"))
+        );
+        assert_eq!(want(&open, &json!({}), None, vec![unresponsive()], 200), open);
+        for report in [None, Some(&report)] {
+            assert_eq!(want(&open, &json!({}), report, Vec::new(), 200)["conditions"], json!([]));
+        }
+        // One of this name that is not ours is left alone.
+        let theirs = json!({"conditions": [{"type": "Responsive", "status": "False", "reason": "Slow"}]});
+        assert_eq!(want(&theirs, &json!({}), None, Vec::new(), 200)["conditions"], theirs["conditions"]);
     }
 
     #[test]

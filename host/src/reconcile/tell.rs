@@ -113,6 +113,10 @@ impl Turn<'_> {
             }
             memory.handled = Some(handled.clone());
         }
+        let circuit_open = self.run.circuit_open;
+        if std::mem::replace(&mut memory.circuit_open, circuit_open) != circuit_open {
+            context.events.publish_circuit(parent, &context.parent_kind, circuit_open).await;
+        }
         if let Some(told) = told {
             context.events.publish_plugin(parent, &context.parent_kind, &told.report.events, &mut memory.events).await;
         }
@@ -122,7 +126,8 @@ impl Turn<'_> {
         let synced =
             Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message: message.to_owned() };
         let manager = context.manager(parent);
-        let conditions = std::iter::once(synced).chain(told.map(|told| told.ready.clone())).collect();
+        let ready = told.map(|told| told.ready.clone());
+        let conditions = [Some(synced), ready, circuit_open.then(status::unresponsive)].into_iter().flatten().collect();
         let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };
         let api = context.parent_api(&parent.key());
         let told_before = memory.status.as_ref().map(|last| last.dropped.clone()).unwrap_or_default();

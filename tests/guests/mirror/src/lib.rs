@@ -30,7 +30,7 @@ struct Reply {
     trap: bool,
     /// Never return.
     spin: bool,
-    /// Compute for a while: so many million steps, each about a nanosecond.
+    /// Compute for a while: so many million steps, each about a nanosecond. Or what `config.busy` says.
     busy: u64,
     /// `{"retry": m}`, `{"retryAfter": {"ms": n, "message": m}}` or `{"terminal": m}`.
     failure: Option<Refusal>,
@@ -47,6 +47,8 @@ struct Reply {
     /// Says the default of `cleanup` aloud.
     #[serde(rename = "finished")]
     _finished: bool,
+    /// Want only the first of the children that is not there, as no plugin should.
+    restless: bool,
     /// Show this plugin's version, and `config.word`, in an annotation on each child.
     versioned: bool,
     /// Show the time of the call in an annotation on each child, as no plugin should.
@@ -183,7 +185,7 @@ impl reconciler::Guest for Mirror {
 
     fn reconcile(request: Request) -> Result<Desired, Failure> {
         let Spec { mut reply, stamp, .. } = spec(&request)?;
-        reply.misbehave()?;
+        reply.misbehave(&request)?;
         let next = match reply.next {
             ReplyNext::OnChange => Next::OnChange,
             ReplyNext::Immediately => Next::Immediately,
@@ -203,7 +205,7 @@ impl reconciler::Guest for Mirror {
 impl finalizer::Guest for Mirror {
     fn finalize(request: Request) -> Result<Finalization, Failure> {
         let Spec { cleanup: mut reply, stamp, .. } = spec(&request)?;
-        reply.misbehave()?;
+        reply.misbehave(&request)?;
         Ok(Finalization {
             cleanup: reply.waiting_ms.map_or(Cleanup::Finished, Cleanup::Waiting),
             children: reply.children(&request),
@@ -232,7 +234,7 @@ fn now(request: &Request) -> Value {
 }
 
 impl Reply {
-    fn misbehave(&mut self) -> Result<(), Failure> {
+    fn misbehave(&mut self, request: &Request) -> Result<(), Failure> {
         for line in &self.log {
             log::write(log::Level::Info, line, &[]);
         }
@@ -242,7 +244,8 @@ impl Reply {
             std::process::abort();
         }
         while black_box(self.spin) {}
-        for _ in 0..self.busy * 1_000_000 {
+        let config: Value = serde_json::from_str(&request.config).unwrap_or_default();
+        for _ in 0..config["busy"].as_u64().unwrap_or(self.busy) * 1_000_000 {
             black_box(());
         }
         match self.failure.take() {
@@ -269,6 +272,14 @@ impl Reply {
             for child in self.children.iter_mut().flatten() {
                 child["metadata"]["annotations"] = json!({ "t.example/called": now(request) });
             }
+        }
+        if self.restless {
+            let there = |child: &Value| {
+                let name = child["metadata"]["name"].to_string();
+                request.children.iter().any(|there| there.contains(&format!("\"name\":{name}")))
+            };
+            let first = self.children.iter().flatten().find(|child| !there(child)).cloned();
+            self.children = Some(first.into_iter().collect());
         }
         if self.fill_kib > 0 {
             for child in self.children.iter_mut().flatten() {
