@@ -333,6 +333,8 @@ pub struct Memory {
     pub synced: Option<(String, String)>,
     /// Whether its circuit was told to be open.
     pub circuit_open: bool,
+    /// Status and reason of `Synced` that the latest Event told of.
+    pub transition: Option<(String, String)>,
     /// The request of a user that was told to be handled.
     pub handled: Option<String>,
     /// The Events of the plugin's last answer.

@@ -63,6 +63,14 @@ impl Memory {
         news
     }
 
+    /// Whether an Event is to tell that `Synced` goes from `before` to `now`, status and reason each. Once: the Event goes out before the
+    /// status, and if somebody edits the parent at that moment, the status is refused and the same transition comes again.
+    pub(super) fn is_transition(&mut self, before: Option<&(String, String)>, now: Option<&(String, String)>) -> bool {
+        let is_news = before != now && self.transition.as_ref() != now;
+        self.transition = now.cloned();
+        is_news
+    }
+
     fn note(&mut self, key: &ChildKey, note: Note, news: &mut Vec<(ChildKey, Note)>) {
         let told = self.notes.insert((key.clone(), note.reason), note.message.clone());
         if told.as_ref() != Some(&note.message) {
@@ -137,6 +145,21 @@ mod tests {
         // Also if there was a pass that took nothing.
         assert_eq!((memory.applied(&written(&[])), memory.applied(&taken("data.a"))), (vec![], vec![]));
         assert_eq!(memory.applied(&taken("data.b")).len(), 1);
+    }
+
+    #[test]
+    fn a_transition_is_told_once_also_when_the_status_was_not_written() {
+        let mut memory = Memory::default();
+        let [good, bad] =
+            [("True", "ReconcileSuccess"), ("False", "Forbidden")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+        assert!(memory.is_transition(None, Some(&good)));
+        assert!(!memory.is_transition(Some(&good), Some(&good)), "nothing has changed");
+        assert!(memory.is_transition(Some(&good), Some(&bad)));
+        assert!(memory.is_transition(Some(&bad), Some(&good)));
+        assert!(!memory.is_transition(Some(&bad), Some(&good)), "the status was refused, and is tried again");
+        assert!(memory.is_transition(Some(&good), Some(&bad)), "the next one is news");
+        // Another host has told of it, as the status shows.
+        assert!(!Memory::default().is_transition(Some(&good), Some(&good)));
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl Turn<'_> {
         let now = Some((status.as_str().to_owned(), reason.to_owned()));
         let before = context.synced(parent, memory);
         memory.synced.clone_from(&now);
-        if before != now {
+        if memory.is_transition(before.as_ref(), now.as_ref()) {
             context.events.publish_transition(parent, &context.parent_kind, reason, outcome.as_ref().err()).await;
         }
         if outcome.is_ok() && !handled.is_empty() && memory.handled.as_ref() != Some(&handled) {
