@@ -84,11 +84,12 @@ struct Traffic {
     /// How many requests came, and how many of them failed at random.
     asked: usize,
     failed: usize,
-    /// Per watched resource, the resource versions that were shown, those of lists included.
+    /// Per path that is watched, the resource versions that were shown, those of lists included: a kind may be watched in one namespace and
+    /// in all of them.
     versions: HashMap<String, Vec<String>>,
-    /// Resources whose next watch is told that its resource version is too old: in its stream, or by the status of the answer.
+    /// Paths whose next watch is told that its resource version is too old: in its stream, or by the status of the answer.
     expired: HashMap<String, Expiry>,
-    /// Resources whose lists are of an older state, and whose watches show nothing, until then.
+    /// Paths whose lists are of an older state, and whose watches show nothing, until then.
     stale: HashMap<String, (String, Instant)>,
 }
 
@@ -212,8 +213,9 @@ impl State {
         {
             add_query(request.uri_mut(), &format!("labelSelector=run%3D{run}"));
         }
+        let path = request.uri().path().to_owned();
         if asked.verb == "watch" {
-            return self.watch(request, asked.resource).await;
+            return self.watch(request, asked.resource, path).await;
         }
         let point = |nth| {
             let asked =
@@ -237,14 +239,14 @@ impl State {
             Some(Fault::Lose | Fault::LoseAndRefuse | Fault::Silence | Fault::Stale(_)) | None => {}
         }
         if asked.verb == "list" {
-            let stale = self.traffic().stale.get(&asked.resource).filter(|(_, until)| *until > Instant::now()).cloned();
+            let stale = self.traffic().stale.get(&path).filter(|(_, until)| *until > Instant::now()).cloned();
             if let Some((version, _)) = stale {
                 set_version(request.uri_mut(), &version);
             }
         }
         let answer = self.upstream(request).await?;
         if asked.verb == "list" {
-            self.note_list(&asked.resource, answer.body());
+            self.note_list(&path, answer.body());
         }
         Ok(answer.map(|body| Full::new(body).map_err(never).boxed_unsync()))
     }
@@ -257,10 +259,10 @@ impl State {
         Ok(Response::from_parts(parts, body))
     }
 
-    fn note_list(&self, resource: &str, body: &Bytes) {
+    fn note_list(&self, path: &str, body: &Bytes) {
         let list: Value = serde_json::from_slice(body).unwrap_or_default();
         if let Some(version) = list.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
-            self.traffic().versions.entry(resource.to_owned()).or_default().push(version.to_owned());
+            self.traffic().versions.entry(path.to_owned()).or_default().push(version.to_owned());
         }
     }
 
@@ -270,8 +272,8 @@ impl State {
         std::future::pending().await
     }
 
-    async fn watch(self: Arc<Self>, request: Request<Body>, resource: String) -> Result<Answer, Cut> {
-        let expired = self.traffic().expired.remove(&resource);
+    async fn watch(self: Arc<Self>, request: Request<Body>, resource: String, path: String) -> Result<Answer, Cut> {
+        let expired = self.traffic().expired.remove(&path);
         match expired {
             Some(Expiry::InStream) => {
                 let body = Full::new(Bytes::from_static(GONE.as_bytes())).map_err(never).boxed_unsync();
@@ -280,10 +282,10 @@ impl State {
             Some(Expiry::ByStatus) => return Ok(refusal(410)),
             None => {}
         }
-        let held = self.traffic().stale.get(&resource).map(|(_, until)| *until);
+        let held = self.traffic().stale.get(&path).map(|(_, until)| *until);
         if let Some(until) = held {
             tokio::time::sleep_until(until.into()).await;
-            self.traffic().stale.remove(&resource);
+            self.traffic().stale.remove(&path);
         }
         let (mut parts, body) = self.upstream.send(request).await.map_err(|_| Cut)?.into_parts();
         parts.headers.remove(header::TRANSFER_ENCODING);
@@ -291,7 +293,7 @@ impl State {
             let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
             return Ok(Response::from_parts(parts, Full::new(body).map_err(never).boxed_unsync()));
         }
-        let events = self.events(body, resource).map_ok(Frame::data);
+        let events = self.events(body, resource, path).map_ok(Frame::data);
         Ok(Response::from_parts(parts, BodyExt::boxed_unsync(StreamBody::new(events))))
     }
 
@@ -300,6 +302,7 @@ impl State {
         self: Arc<Self>,
         body: Body,
         resource: String,
+        path: String,
     ) -> impl Stream<Item = Result<Bytes, kube::Error>> + Send + use<> {
         let mut lines = Lines::default();
         let chunks = body.into_data_stream().map(move |chunk| match chunk {
@@ -308,10 +311,10 @@ impl State {
         });
         let events = chunks.flat_map(stream::iter);
         let shown = events.then(move |line| {
-            let (state, resource) = (self.clone(), resource.clone());
+            let (state, resource, path) = (self.clone(), resource.clone(), path.clone());
             async move {
                 match line {
-                    Ok(line) => state.show(&resource, line).await.map(Ok),
+                    Ok(line) => state.show(&resource, &path, line).await.map(Ok),
                     Err(error) => Some(Err(error)),
                 }
             }
@@ -321,7 +324,7 @@ impl State {
     }
 
     /// One line of a watch; none: the watch ends before it.
-    async fn show(&self, resource: &str, line: Vec<u8>) -> Option<Bytes> {
+    async fn show(&self, resource: &str, path: &str, line: Vec<u8>) -> Option<Bytes> {
         let line = Bytes::from(line);
         let Some(shown) = Shown::read(&line) else { return Some(line) };
         let point = |nth| Point::Event {
@@ -334,21 +337,21 @@ impl State {
         match fault {
             Some(Fault::CutBefore) => return None,
             Some(Fault::Lose) => {
-                self.traffic().expired.insert(resource.to_owned(), Expiry::InStream);
+                self.traffic().expired.insert(path.to_owned(), Expiry::InStream);
                 return None;
             }
             Some(Fault::LoseAndRefuse) => {
-                self.traffic().expired.insert(resource.to_owned(), Expiry::ByStatus);
+                self.traffic().expired.insert(path.to_owned(), Expiry::ByStatus);
                 return None;
             }
             Some(Fault::Silence) => std::future::pending().await,
             Some(Fault::Stale(time)) => {
                 let mut traffic = self.traffic();
                 // Older than what the host has seen last, if there is anything older.
-                let versions = traffic.versions.get(resource).map(Vec::as_slice).unwrap_or_default();
+                let versions = traffic.versions.get(path).map(Vec::as_slice).unwrap_or_default();
                 if let Some(version) = versions.iter().rev().nth(1).or(versions.last()).cloned() {
-                    traffic.stale.insert(resource.to_owned(), (version, Instant::now() + time));
-                    traffic.expired.insert(resource.to_owned(), Expiry::InStream);
+                    traffic.stale.insert(path.to_owned(), (version, Instant::now() + time));
+                    traffic.expired.insert(path.to_owned(), Expiry::InStream);
                 }
                 return None;
             }
@@ -357,7 +360,7 @@ impl State {
             Some(Fault::CrashAfter) => (self.options.crash)(),
             Some(Fault::Refuse(_) | Fault::CutAfter) | None => {}
         }
-        self.traffic().versions.entry(resource.to_owned()).or_default().push(shown.resource_version);
+        self.traffic().versions.entry(path.to_owned()).or_default().push(shown.resource_version);
         Some(line)
     }
 }
