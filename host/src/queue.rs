@@ -5,7 +5,7 @@
 //!
 //! Backoff belongs to the parent, not to the event: a failure makes it wait twice as long as the one before, and what
 //! happens while it waits neither counts as a failure nor lengthens the wait (`C43`). Its own change ends every wait. A change of a
-//! child never makes it run more often than [`Item::due_for_child`] allows.
+//! child never makes it run more often than `Item::due_for_child` allows.
 
 use std::{
     array,

@@ -1,6 +1,6 @@
 //! One reconcile, hop by hop: observe → plugin call → check → plan → apply → status → what comes next.
 //!
-//! A reconcile gets no hint of what changed: it reads the level. What is to be done next is decided in [`next_step`], and each hop is a
+//! A reconcile gets no hint of what changed: it reads the level. What is to be done next is decided in [`mod@next_step`], and each hop is a
 //! file, a function and a type. None calls another; they meet here and in [`crate::state`]. The status is published also when a step
 //! failed, and the step's error wins over an error of the status.
 

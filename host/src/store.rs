@@ -74,7 +74,7 @@ impl Store {
         self.read().by_uid.get(uid).map(|key| ObjectKey::clone(key))
     }
 
-    /// Whether the watch has shown an object with this UID, also one that has gone since: of those, the latest [`REMEMBERED_DELETIONS`].
+    /// Whether the watch has shown an object with this UID, also one that has gone since: of those, the latest `REMEMBERED_DELETIONS`.
     pub fn has_seen(&self, uid: &str) -> bool {
         let state = self.read();
         state.by_uid.contains_key(uid) || state.gone.contains(uid)
