@@ -7,7 +7,7 @@
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource, discovery::ApiResource};
+use kube::{Api, Client, Resource, core::DynamicResourceScope, discovery::ApiResource};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
@@ -74,6 +74,18 @@ impl Kind {
     /// Whether the host may write the status of such a parent: there is one, and it does not belong to a controller of Kubernetes.
     pub fn tells_status(&self) -> bool {
         self.has_status && !self.is_built_in()
+    }
+
+    /// Its objects in this namespace; none: in all of them, or those of a kind of cluster scope.
+    pub fn objects<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>(
+        &self,
+        client: &Client,
+        namespace: Option<&str>,
+    ) -> Api<K> {
+        match namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &self.api),
+            None => Api::all_with(client.clone(), &self.api),
+        }
     }
 
     /// `Kind.group`: the kind whatever its version.
@@ -303,7 +315,7 @@ fn compare_versions(left: &str, right: &str) -> Ordering {
 
 impl Resource for Object {
     type DynamicType = ApiResource;
-    type Scope = kube::core::DynamicResourceScope;
+    type Scope = DynamicResourceScope;
 
     fn kind(api: &ApiResource) -> Cow<'_, str> {
         Cow::Borrowed(&api.kind)

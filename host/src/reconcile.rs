@@ -190,7 +190,6 @@ impl Error {
 struct Turn<'a> {
     context: &'a Context,
     run: &'a Run<ParentKey>,
-    key: &'a ParentKey,
     revision: Arc<Revision>,
     memory: Memory,
     subject: Subject,
@@ -201,8 +200,15 @@ struct Turn<'a> {
 /// Whose turn it is; see [`Parent`].
 enum Subject {
     Absent,
-    Vanished { parent: Arc<Object>, confirmed: bool },
-    Present { parent: Arc<Object>, read: bool, selected: bool },
+    Vanished {
+        parent: Arc<Object>,
+        confirmed: bool,
+    },
+    /// With what is decided by, read from it once: it stands in the JSON.
+    Present {
+        parent: Arc<Object>,
+        facts: Present,
+    },
 }
 
 /// What the plugin has said.
@@ -246,7 +252,6 @@ impl<'a> Turn<'a> {
         let mut turn = Self {
             context,
             run,
-            key,
             revision: context.revision(),
             memory: context.recall(&key.uid),
             subject: Subject::Absent,
@@ -267,12 +272,12 @@ impl<'a> Turn<'a> {
 
     fn end(mut self, next: Next) -> Next {
         if next == Next::Forget {
-            self.context.vanished.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key.uid);
+            self.context.vanished.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.run.key.uid);
             return next;
         }
         // Or the next turn would not know that there is something to do.
         self.memory.finalizer |= !matches!(self.subject, Subject::Present { .. });
-        self.context.remember(&self.key.uid, self.memory);
+        self.context.remember(&self.run.key.uid, self.memory);
         next
     }
 
@@ -280,16 +285,7 @@ impl<'a> Turn<'a> {
         let parent = match &self.subject {
             Subject::Absent => Parent::Absent { finalizer: self.memory.finalizer },
             Subject::Vanished { confirmed, .. } => Parent::Vanished { confirmed: *confirmed },
-            Subject::Present { parent, read, selected } => Parent::Present(Present {
-                selected: *selected,
-                deleting: parent.is_deleting(),
-                finalizer: self.memory.finalizer,
-                read: *read,
-                paused: handles::is_set(parent, handles::PAUSED),
-                abandoned: handles::is_set(parent, handles::ABANDON_CLEANUP),
-                orphan_unrecorded: self.context.propagation(parent) == "Orphan"
-                    && Record::of(parent).is_some_and(|record| !record.orphan),
-            }),
+            Subject::Present { facts, .. } => Parent::Present(*facts),
         };
         let answer = self.answered.as_ref().map(|answered| {
             let unrecorded = answered.unrecorded.is_some();
@@ -348,7 +344,7 @@ impl<'a> Turn<'a> {
         let parent = Arc::new(parent);
         self.know(parent.clone(), true);
         // One that is not selected has no place in the store.
-        if matches!(self.subject, Subject::Present { selected: true, .. }) {
+        if matches!(self.subject, Subject::Present { facts: Present { selected: true, .. }, .. }) {
             self.context.parents.apply(Object::clone(&parent));
         }
     }
@@ -362,14 +358,28 @@ impl<'a> Turn<'a> {
         if rival.is_some() {
             context.rival.send_if_modified(|known| std::mem::replace(known, rival.clone()) != rival);
         }
-        self.memory.finalizer = if selected {
+        let finalizer = if selected {
             context.finalizers().hold(&parent, self.revision.plugin.has_finalizer())
         } else {
             // An earlier operator may still serve it.
             finalizer::is_on(&parent, &context.finalizer())
         };
+        let deleting = parent.is_deleting();
+        let facts = Present {
+            selected,
+            deleting,
+            finalizer,
+            read,
+            paused: handles::is_set(&parent, handles::PAUSED),
+            // The end of a life asks for these, and nothing before it.
+            abandoned: deleting && handles::is_set(&parent, handles::ABANDON_CLEANUP),
+            orphan_unrecorded: deleting
+                && context.propagation(&parent) == "Orphan"
+                && Record::of(&parent).is_some_and(|record| !record.orphan),
+        };
+        self.memory.finalizer = finalizer;
         self.memory.seen = Some(parent.resource_version().to_owned());
-        self.subject = Subject::Present { parent, read, selected };
+        self.subject = Subject::Present { parent, facts };
     }
 
     /// It has left the selection, or an older reconciler has it.
@@ -390,8 +400,8 @@ impl<'a> Turn<'a> {
         if known {
             return Next::OnChange;
         }
-        let api = self.context.parent_api(&self.key.object);
-        let who = handles::who_set(&api, &self.key.object, handles::PAUSED).await;
+        let api = self.context.parent_api(&self.run.key.object);
+        let who = handles::who_set(&api, &self.run.key.object, handles::PAUSED).await;
         let message =
             format!("paused by {who} with annotation {}; nothing is reconciled or cleaned up", handles::PAUSED);
         tracing::info!("{message}");
@@ -402,7 +412,7 @@ impl<'a> Turn<'a> {
     /// What is true from here on is what the answer says: the parent may have been deleted meanwhile (`C11`).
     async fn add_finalizer(&mut self) -> Result<ControlFlow<Next>, Error> {
         let Some(parent) = self.parent() else { return Ok(Break(Next::Forget)) };
-        let api = self.context.parent_api(&self.key.object);
+        let api = self.context.parent_api(&self.run.key.object);
         let ours = self.context.finalizers();
         let answer = finalizer::add(&api, &parent, &ours).await?;
         tracing::debug!("finalizer added");
@@ -454,7 +464,7 @@ impl<'a> Turn<'a> {
 
     async fn write_record(&mut self, record: Option<Record>) -> Result<ControlFlow<Next>, Error> {
         if let (Some(parent), Some(record)) = (self.parent(), record) {
-            let written = record.write(&self.context.parent_api(&self.key.object), &parent).await;
+            let written = record.write(&self.context.parent_api(&self.run.key.object), &parent).await;
             self.see(written.map_err(|error| finalizer::Error::of(error, &parent))?);
         }
         Ok(Continue(()))
@@ -500,9 +510,9 @@ impl<'a> Turn<'a> {
     }
 
     async fn read(&mut self) -> Result<ControlFlow<Next>, Error> {
-        let api = self.context.parent_api(&self.key.object);
-        let fresh = lookup::get(&api, &self.key.object.name).await.map_err(Error::Read)?;
-        match (fresh.filter(|fresh| fresh.uid() == self.key.uid), &mut self.subject) {
+        let api = self.context.parent_api(&self.run.key.object);
+        let fresh = lookup::get(&api, &self.run.key.object.name).await.map_err(Error::Read)?;
+        match (fresh.filter(|fresh| fresh.uid() == self.run.key.uid), &mut self.subject) {
             (Some(fresh), _) => self.see(fresh),
             (None, Subject::Vanished { confirmed, .. }) => *confirmed = true,
             // The watch will say so, too.
@@ -516,8 +526,8 @@ impl<'a> Turn<'a> {
 
     async fn abandon(&mut self) -> Result<ControlFlow<Next>, Error> {
         let Some(parent) = self.parent() else { return Ok(Break(Next::Forget)) };
-        let api = self.context.parent_api(&self.key.object);
-        let who = handles::who_set(&api, &self.key.object, handles::ABANDON_CLEANUP).await;
+        let api = self.context.parent_api(&self.run.key.object);
+        let who = handles::who_set(&api, &self.run.key.object, handles::ABANDON_CLEANUP).await;
         let note =
             format!("{who} abandoned cleanup with annotation {}; whatever is left stays", handles::ABANDON_CLEANUP);
         tracing::warn!("{note}");
@@ -624,7 +634,7 @@ impl<'a> Turn<'a> {
             let events = &finalization.report.events;
             context.events.publish_plugin(parent, &context.parent_kind, events, &mut self.memory.events).await;
         }
-        let api = context.parent_api(&self.key.object);
+        let api = context.parent_api(&self.run.key.object);
         match finalizer::remove(&api, parent, &context.finalizers()).await {
             Ok(answer) => {
                 tracing::info!("cleanup finished, finalizer removed");

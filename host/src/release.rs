@@ -221,7 +221,7 @@ fn choose(served: impl Iterator<Item = Kind>, wanted: &str) -> Result<Kind, Erro
 }
 
 async fn held(client: &Client, kind: &Kind, only: Option<&str>) -> Result<Vec<Held>, Error> {
-    let api = Api::<Object>::all_with(client.clone(), &kind.api);
+    let api = kind.objects(client, None);
     let mut held = Vec::new();
     let mut params = ListParams::default().limit(PAGE);
     loop {
@@ -242,10 +242,7 @@ async fn who_am_i(client: &Client) -> Result<String, Error> {
 
 async fn release_one(client: &Client, kind: &Kind, held: &Held) -> Result<(), finalizer::Error> {
     let ObjectKey { namespace, name } = held.object.key();
-    let api = match namespace {
-        Some(namespace) => Api::<Object>::namespaced_with(client.clone(), &namespace, &kind.api),
-        None => Api::all_with(client.clone(), &kind.api),
-    };
+    let api = kind.objects(client, namespace.as_deref());
     let ours = Ours::new(held.finalizers[0].clone(), held.finalizers[1..].to_vec());
     let mut object = held.object.clone();
     for tried in 1.. {

@@ -525,11 +525,7 @@ fn of_kind<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>
     context: &Context,
     key: &ChildKey,
 ) -> Api<K> {
-    let kind = &context.child_kinds[key.kind];
-    match &key.object.namespace {
-        Some(namespace) => Api::namespaced_with(context.client.clone(), namespace, &kind.api),
-        None => Api::all_with(context.client.clone(), &kind.api),
-    }
+    context.child_kinds[key.kind].objects(&context.client, key.object.namespace.as_deref())
 }
 
 pub(super) fn is_status(error: &kube::Error, code: u16) -> bool {

@@ -142,16 +142,13 @@ impl Context {
     }
 
     pub(super) fn parent_api(&self, parent: &ObjectKey) -> Api<Object> {
-        match &parent.namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &self.parent_kind.api),
-            None => Api::all_with(self.client.clone(), &self.parent_kind.api),
-        }
+        self.parent_kind.objects(&self.client, parent.namespace.as_deref())
     }
 
     /// How the user wants the children to be treated, as the API server notes it among the finalizers. The garbage collector takes
     /// the note away when it has done its part, so it is kept in mind, and on record where there is one.
     pub(super) fn propagation(&self, parent: &Object) -> &'static str {
-        let has = |name: &str| parent.finalizers().iter().any(|finalizer| finalizer == name);
+        let has = |name| finalizer::is_on(parent, name);
         let known = || self.orphaned.lock().unwrap_or_else(PoisonError::into_inner).contains(parent.uid());
         match () {
             () if has("orphan") || known() || Record::of(parent).is_some_and(|record| record.orphan) => "Orphan",
@@ -169,7 +166,7 @@ impl Context {
 
     /// Every state of a parent passes here when it is seen. That of an answer may be older than what the watch has told.
     pub(super) fn see(&self, parent: &Object) {
-        if parent.is_deleting() && parent.finalizers().iter().any(|finalizer| finalizer == "orphan") {
+        if parent.is_deleting() && finalizer::is_on(parent, "orphan") {
             self.orphaned.lock().unwrap_or_else(PoisonError::into_inner).insert(parent.uid().to_owned());
         }
     }
@@ -205,10 +202,7 @@ impl Context {
 
     /// All objects of a kind that this reconciler may see.
     pub fn all(&self, kind: &Kind) -> Api<Object> {
-        match &self.key.namespace {
-            None => Api::all_with(self.client.clone(), &kind.api),
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.api),
-        }
+        kind.objects(&self.client, self.key.namespace.as_deref())
     }
 
     pub(super) fn is_child(&self, key: &ChildKey, live: &Object, parent: &Object) -> bool {
@@ -228,8 +222,7 @@ impl Context {
         let (finalizer, ours) = (self.finalizer(), self.finalizers());
         let is_ours = |parent: &Object| self.parents.get(&parent.key()).is_some() && self.rival(parent).is_none();
         let mut parents = self.all(&self.parent_kind).list(&ListParams::default()).await?.items;
-        parents
-            .retain(|parent| parent.finalizers().contains(&finalizer) || (ours.has_legacy(parent) && is_ours(parent)));
+        parents.retain(|parent| finalizer::is_on(parent, &finalizer) || (ours.has_legacy(parent) && is_ours(parent)));
         Ok(parents)
     }
 
