@@ -77,6 +77,13 @@ async fn inputs_are_applied_once_and_quiet_from_then_on_also_for_a_host_that_sta
     for name in ["rollouts.inputs.example", "certs.inputs.example", "monitors.inputs.example"] {
         until(&definitions, name, "established", |it| condition(it, "Established").is_some()).await;
     }
+    // And their parents have told so, which may come a moment later.
+    eventually("the parents have told all", async || {
+        let before = ns.writes().len();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        (ns.writes().len() == before).then_some(())
+    })
+    .await;
     let known =
         |name: &str| inputs.iter().any(|(_, children)| children.iter().any(|child| child["metadata"]["name"] == name));
     // Those of cluster scope are in no namespace. A binding is refused until its role is there.
