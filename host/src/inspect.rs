@@ -104,7 +104,7 @@ pub async fn inspect(options: &Options) -> anyhow::Result<()> {
     let bytes = std::fs::read(&options.plugin).with_context(|| format!("failed to read {file}"))?;
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
     let mut inspection = Inspection::of(file, &bytes);
-    let opened = Plugin::open(&engine, bytes, Limits::default().of_a_call(), Arc::default()).await;
+    let opened = Plugin::open(&engine, None, bytes, Limits::default().of_a_call(), Arc::default()).await;
     let served = opened.and_then(|plugin| {
         inspection.description = Some(Described::of(plugin.description()));
         plugin.check_served()

@@ -16,6 +16,7 @@
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
 pub mod build;
+pub mod cache;
 pub mod claims;
 pub mod controller;
 pub mod crd;

@@ -14,7 +14,7 @@ use pilothouse::{
     build,
     crd::{self, Limits, ServiceAccountRef},
     inspect, manifests, output,
-    plugin::{Engine, GUEST_MEMORY, Plugin},
+    plugin::{Engine, GUEST_MEMORY, Plugin, compile},
     release, render, run,
     telemetry::{self, LogFormat},
     traces::Traces,
@@ -62,6 +62,9 @@ enum Command {
         /// Which shell.
         shell: Shell,
     },
+    /// Compile a component to machine code: what the host lets a child of itself do.
+    #[command(hide = true)]
+    CompileComponent(compile::Options),
     /// Show the versions of the host, of the contract that it serves, and of its engine.
     Version(version::Options),
 }
@@ -118,6 +121,9 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    if let Command::CompileComponent(options) = &arguments.command {
+        return Ok(compile::command(options));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let collector = match &arguments.command {
         // Set to nothing is as good as not set.
@@ -166,6 +172,7 @@ async fn execute(command: Command) -> anyhow::Result<ExitCode> {
             clap_complete::generate(shell, &mut Arguments::command(), "pilothouse", &mut script);
             std::io::stdout().write_all(&script)?;
         }
+        Command::CompileComponent(options) => return Ok(compile::command(&options)),
         Command::Version(options) => version::version(&options)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -184,7 +191,7 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
     let bytes =
         std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let plugin = Plugin::load(&engine, bytes.clone(), Limits::default().of_a_call(), Arc::default())
+    let plugin = Plugin::load(&engine, None, bytes.clone(), Limits::default().of_a_call(), Arc::default())
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
     let name =

@@ -29,7 +29,7 @@ mod handles;
 mod process;
 mod requests;
 
-pub use self::handles::{Calls, Function, Handles, Usage};
+pub use self::handles::{Calls, Compilations, Function, Handles, Usage};
 use self::requests::{CountRequests, Requests};
 use crate::{
     controller::Controller,
@@ -43,13 +43,15 @@ use crate::{
 pub struct Metrics {
     reconcilers: Mutex<BTreeMap<String, Weak<Handles>>>,
     requests: Arc<Requests>,
+    /// How its plugins came to be machine code.
+    pub compilations: Arc<Compilations>,
     term: Term,
 }
 
 impl Metrics {
     /// The metrics of a host that leads in that term.
     pub fn new(term: Term) -> Self {
-        Self { reconcilers: Mutex::default(), requests: Arc::default(), term }
+        Self { reconcilers: Mutex::default(), requests: Arc::default(), compilations: Arc::default(), term }
     }
 
     /// The handles of a reconciler. Its series are there as long as these are.
@@ -140,6 +142,7 @@ impl Collector for Metrics {
         page.reconciles(&living, &serving)?;
         page.queues(&living, &serving)?;
         page.plugins(&living)?;
+        page.compilations(&self.compilations)?;
         page.parents_and_stores(&serving)?;
         page.writes(&living)?;
         page.requests(&self.requests)?;
@@ -265,6 +268,12 @@ impl Page<'_> {
             })?;
         }
         Ok(())
+    }
+
+    fn compilations(&mut self, compilations: &Compilations) -> fmt::Result {
+        self.counter("pilothouse_plugin_loads", "Plugins that were loaded, by where their machine code came from", |samples| {
+            compilations.counts().into_iter().try_for_each(|(from, count)| samples.counter([("from", from)], count))
+        })
     }
 
     fn parents_and_stores(&mut self, serving: &[Serving]) -> fmt::Result {

@@ -3,6 +3,7 @@
 //! Each call runs in a fresh instance under the limits of its reconciler and leaves nothing behind. What comes out is a value of
 //! ours, an error of ours, and never a panic.
 
+pub mod compile;
 pub mod describe;
 pub mod engine;
 
@@ -14,6 +15,7 @@ mod store;
 mod surface;
 
 use std::{
+    fs::File,
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -49,6 +51,8 @@ pub struct Plugin {
     engine: Arc<Engine>,
     calls: Arc<Calls>,
     component: InstancePre<CallState>,
+    /// The entry of the cache that it was loaded from, which stays as long as it is in use.
+    _file: Option<File>,
     reconciler: reconciler::GuestIndices,
     finalizer: Option<finalizer::GuestIndices>,
     relations: bool,

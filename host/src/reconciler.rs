@@ -449,7 +449,9 @@ impl Reconciler {
             return Ok(());
         }
         let limits = self.settings().limits.of_a_call();
-        let revision = material.load(&self.supervisor.engine, limits, self.metrics.calls.clone()).await?;
+        let Supervisor { engine, .. } = &self.supervisor;
+        let namespace = self.declared.key.namespace.as_deref();
+        let revision = material.load(engine, namespace, limits, self.metrics.calls.clone()).await?;
         let client = self.impersonate(&binding.account)?;
         let (parent_kind, child_kinds) = self.resolve(&client, &revision).await?;
         if let Some(serving) = &self.serving

@@ -142,7 +142,7 @@ pub async fn render(options: &Options) -> Result<bool, Error> {
         Err(source) => return Err(Error::Read { file, source }),
     };
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let plugin = Plugin::open(&engine, bytes.clone(), Limits::default().of_a_call(), Arc::default()).await;
+    let plugin = Plugin::open(&engine, None, bytes.clone(), Limits::default().of_a_call(), Arc::default()).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
     let mut notes = Vec::new();
     if let Err(error) = plugin.check_served() {

@@ -50,17 +50,18 @@ impl Material {
         identity::hex(&digest, 6)
     }
 
-    /// Loads the plugin; its calls are counted in `calls`.
+    /// Loads the plugin, which a namespace or the cluster brings; its calls are counted in `calls`.
     ///
     /// # Errors
     /// If it is no plugin that this host can serve.
     pub async fn load(
         &self,
         engine: &Arc<Engine>,
+        namespace: Option<&str>,
         limits: CallLimits,
         calls: Arc<Calls>,
     ) -> Result<Revision, LoadError> {
-        let plugin = Plugin::load(engine, self.bytes.clone(), limits, calls).await?;
+        let plugin = Plugin::load(engine, namespace, self.bytes.clone(), limits, calls).await?;
         Ok(Revision { id: self.id(), plugin, config: Value::from(self.config.clone()).to_string() })
     }
 }

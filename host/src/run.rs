@@ -20,10 +20,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    cache::{Cache, Quotas},
     crd::Bytes,
     lease::{Election, Term, Timing},
     metrics::{self, Metrics},
-    plugin::Engine,
+    plugin::{Engine, compile::Compiler},
     policy::TenantPolicy,
     probes,
     reconcile::Events,
@@ -49,6 +50,19 @@ pub struct Options {
     /// How much memory the calls of all plugins may use together, as in 1Gi. A call that finds none left is tried again later.
     #[arg(long, value_name = "BYTES", default_value = "1Gi")]
     pub guest_memory: Bytes,
+    /// Where plugins are kept, as they were pulled and compiled, so that a start does neither again. Hosts may share it. Without it, plugins
+    /// are compiled at each start.
+    #[arg(long, value_name = "DIRECTORY", env = "PILOTHOUSE_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// How much of it the plugins of ClusterReconcilers may take.
+    #[arg(long, value_name = "BYTES", default_value = "2Gi")]
+    pub cache_size: Bytes,
+    /// How much of it the plugins of Reconcilers may take, those of each namespace.
+    #[arg(long, value_name = "BYTES", default_value = "256Mi")]
+    pub cache_size_per_namespace: Bytes,
+    /// How long a plugin may be compiled. One that takes longer is refused.
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = duration)]
+    pub compile_timeout: Duration,
     /// A YAML file that says what Reconcilers (those in namespaces) may ask for; without it, the usual limits and no grants.
     #[arg(long, value_name = "FILE")]
     pub tenant_policy: Option<PathBuf>,
@@ -132,7 +146,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(term.clone()));
     let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
     let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
-    let engine = Arc::new(Engine::new(options.guest_memory.0)?);
+    let cache = options.cache_dir.as_deref().and_then(|directory| cache(directory, &options)).map(Arc::new);
+    let compiler = Compiler::new(cache, options.compile_timeout, metrics.compilations.clone());
+    let engine = Arc::new(Engine::new(options.guest_memory.0)?.with_compiler(compiler));
     let listener = listen(options.health_probe_bind_address, "--health-probe-bind-address").await?;
     let health = listener.local_addr()?;
     let mut metrics_address = options.metrics_bind_address;
@@ -215,6 +231,15 @@ fn election(options: &Options, config: &Config, metrics: &Metrics, term: Term) -
     };
     let client = metrics.election_client(config.clone()).context("failed to set up the Kubernetes client")?;
     Ok(Election::new(client, options.leader_election_namespace.clone(), timing.checked()?, term))
+}
+
+/// Without a cache a host only starts more slowly.
+fn cache(directory: &Path, options: &Options) -> Option<Cache> {
+    let bytes = |Bytes(bytes)| u64::try_from(bytes).unwrap_or(u64::MAX);
+    let quotas = Quotas { cluster: bytes(options.cache_size), namespace: bytes(options.cache_size_per_namespace) };
+    Cache::open(directory, quotas)
+        .inspect_err(|error| tracing::warn!("nothing is kept of plugins: {}", telemetry::chain(error)))
+        .ok()
 }
 
 fn read_policy(path: &Path) -> anyhow::Result<TenantPolicy> {

@@ -1,5 +1,6 @@
 //! The commands that need no cluster, as a person or a script runs them: the real binary on real components.
 
+mod compile;
 mod inspect;
 mod render;
 

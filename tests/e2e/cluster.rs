@@ -157,6 +157,8 @@ impl Cluster {
             ])
             .args(arguments)
             .env("KUBECONFIG", kubeconfig)
+            // Hosts on a cluster share what they have compiled.
+            .env("PILOTHOUSE_CACHE_DIR", self.control_plane.data_dir().join("plugins"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&log).expect("the log can be written"))

@@ -7,6 +7,7 @@ mod audit;
 mod cluster;
 
 mod cases;
+mod compile;
 mod conflicts;
 mod crash;
 mod fair;

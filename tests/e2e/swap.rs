@@ -15,7 +15,7 @@ use crate::cluster::{
     synced, until,
 };
 
-fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
+pub(crate) fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
     let api = ApiResource::from_gvk(&GroupVersionKind::gvk("pilothouse.dev", "v1alpha1", "ClusterReconciler"));
     Api::all_with(ns.client.clone(), &api)
 }

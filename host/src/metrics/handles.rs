@@ -50,6 +50,31 @@ pub struct Handles {
     serving: Mutex<Weak<Controller>>,
 }
 
+/// How plugins came to be machine code.
+#[derive(Debug, Default)]
+pub struct Compilations {
+    cache: Counter,
+    compiler: Counter,
+    failed: Counter,
+}
+
+impl Compilations {
+    /// It was in the cache.
+    pub fn found(&self) {
+        self.cache.inc();
+    }
+
+    /// It was compiled, or could not be.
+    pub fn compiled(&self, well: bool) {
+        if well { self.compiler.inc() } else { self.failed.inc() };
+    }
+
+    /// How many came from where.
+    pub(super) fn counts(&self) -> [(&'static str, u64); 3] {
+        [("cache", self.cache.get()), ("compiler", self.compiler.get()), ("failed", self.failed.get())]
+    }
+}
+
 impl Handles {
     /// Of the reconciler with that name.
     pub(super) fn of(reconciler: &str) -> Self {

@@ -14,6 +14,8 @@ use std::{
 
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
 
+use super::compile::{self, Compiled, Compiler};
+
 /// Which engine it is.
 pub const VERSION: &str = wasmtime_environ::VERSION;
 /// How long a guest computes before another one gets its turn.
@@ -38,6 +40,8 @@ pub struct Engine {
     memory: Arc<GuestMemory>,
     guests: Guests,
     ticker: Ticker,
+    /// None: plugins are compiled in this process.
+    compiler: Option<Compiler>,
 }
 
 /// What all guests together have of the process's memory, in bytes.
@@ -87,7 +91,7 @@ impl Engine {
     /// # Errors
     /// If the operating system grants too little.
     pub fn new(guest_memory: usize) -> Result<Self, Error> {
-        let wasm = wasmtime::Engine::new(&config()).map_err(Error::Wasm)?;
+        let wasm = wasmtime::Engine::new(config().allocation_strategy(pool())).map_err(Error::Wasm)?;
         let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
         let guests = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
@@ -97,7 +101,28 @@ impl Engine {
             .map_err(Error::Threads)?;
         let ticker = Ticker::start(wasm.weak()).map_err(Error::Threads)?;
         let memory = Arc::new(GuestMemory { cap: guest_memory, used: AtomicUsize::new(0) });
-        Ok(Self { wasm, memory, guests: Guests(Some(guests)), ticker })
+        Ok(Self { wasm, memory, guests: Guests(Some(guests)), ticker, compiler: None })
+    }
+
+    /// The same, with a compiler that does not trust the plugins.
+    #[must_use]
+    pub fn with_compiler(self, compiler: Compiler) -> Self {
+        Self { compiler: Some(compiler), ..self }
+    }
+
+    /// Machine code of the component of this digest, which a namespace or the cluster brings.
+    pub(super) async fn compile(
+        &self,
+        namespace: Option<&str>,
+        digest: &str,
+        bytes: Vec<u8>,
+    ) -> Result<Compiled, compile::Error> {
+        if let Some(compiler) = &self.compiler {
+            return compiler.compile(&self.wasm, namespace, digest, &bytes).await;
+        }
+        let wasm = self.wasm.clone();
+        // It takes from milliseconds to seconds of CPU.
+        compile::blocking(move || compile::compile_here(&wasm, &bytes)).await?
     }
 
     /// The engine itself.
@@ -138,7 +163,12 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-fn config() -> Config {
+/// An engine that compiles for the others, and runs nothing.
+pub(super) fn compiling_engine() -> Result<wasmtime::Engine, wasmtime::Error> {
+    wasmtime::Engine::new(&config())
+}
+
+fn pool() -> InstanceAllocationStrategy {
     let resident = |bytes| if PoolingAllocationConfig::is_pagemap_scan_available() { bytes } else { 0 };
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(MAX_CALLS)
@@ -154,14 +184,17 @@ fn config() -> Config {
         .linear_memory_keep_resident(resident(KEEP_MEMORY))
         .table_keep_resident(resident(KEEP_TABLES))
         .max_unused_warm_slots(16);
+    InstanceAllocationStrategy::Pooling(pool)
+}
+
+fn config() -> Config {
     let mut config = Config::new();
     config
         .wasm_component_model(true)
         // Guests are called one at a time in a store of their own: the bookkeeping of concurrent tasks would cost a quarter of a call.
         .concurrency_support(false)
         .epoch_interruption(true)
-        .memory_reservation(u64::try_from(MAX_MEMORY).unwrap_or(u64::MAX))
-        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+        .memory_reservation(u64::try_from(MAX_MEMORY).unwrap_or(u64::MAX));
     config
 }
 

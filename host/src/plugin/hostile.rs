@@ -117,7 +117,7 @@ fn component(wat: &str, contract: &str) -> Vec<u8> {
 }
 
 async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError> {
-    Plugin::load(engine, bytes, LIMITS, Arc::new(Calls::default())).await
+    Plugin::load(engine, None, bytes, LIMITS, Arc::new(Calls::default())).await
 }
 
 fn request() -> Request {

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
-use wasmtime::component::Component;
 
-use super::{CallError, CallLimits, Description, Engine, Plugin, Surface, call, describe};
+use super::{CallError, CallLimits, Description, Engine, Plugin, Surface, call, compile, describe};
 use crate::{
     bindings::exports::pilothouse::plugin::{finalizer, reconciler},
     capability, identity,
@@ -30,9 +29,9 @@ pub enum Error {
     /// The bytes are what a compiler of WebAssembly makes of a component: machine code, which would run without any limit.
     #[error("this was compiled already, to machine code; give the WebAssembly component that it was compiled from")]
     Precompiled,
-    /// The bytes are no WebAssembly at all, or broken.
-    #[error("failed to compile the plugin; it must be a WebAssembly component")]
-    Compile(#[source] wasmtime::Error),
+    /// It cannot be compiled.
+    #[error(transparent)]
+    Compile(#[from] compile::Error),
     /// It imports what is not there or not granted.
     #[error("the plugin imports something that this host does not serve or that is not granted")]
     Link(#[source] wasmtime::Error),
@@ -59,23 +58,21 @@ pub enum Error {
     /// It gave a description that is refused.
     #[error(transparent)]
     Description(#[from] describe::Error),
-    /// A bug of the host.
-    #[error("the compiler ended by a bug; please report it")]
-    Host,
 }
 
 impl Plugin {
-    /// Loads a component that this host serves, whose calls are counted in `calls`.
+    /// Loads a component that this host serves, which a namespace or the cluster brings, and whose calls are counted in `calls`.
     ///
     /// # Errors
     /// If it is none.
     pub async fn load(
         engine: &Arc<Engine>,
+        namespace: Option<&str>,
         bytes: Vec<u8>,
         limits: CallLimits,
         calls: Arc<Calls>,
     ) -> Result<Self, Error> {
-        let plugin = Self::open(engine, bytes, limits, calls).await?;
+        let plugin = Self::open(engine, namespace, bytes, limits, calls).await?;
         plugin.check_served()?;
         Ok(plugin)
     }
@@ -86,15 +83,14 @@ impl Plugin {
     /// If it cannot be called.
     pub async fn open(
         engine: &Arc<Engine>,
+        namespace: Option<&str>,
         bytes: Vec<u8>,
         limits: CallLimits,
         calls: Arc<Calls>,
     ) -> Result<Self, Error> {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
-        let compiler = engine.wasm().clone();
-        // Compiling takes from milliseconds to seconds of CPU.
-        let compiled = tokio::task::spawn_blocking(move || compile(&compiler, &bytes)).await;
-        let (component, surface) = compiled.map_err(|_| Error::Host)??;
+        let surface = check(&bytes)?;
+        let compile::Compiled { component, file } = engine.compile(namespace, &digest, bytes).await?;
         let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
         let component = linker.instantiate_pre(&component).map_err(Error::Link)?;
         let reconciler = reconciler::GuestIndices::new(&component).map_err(Error::NoReconciler)?;
@@ -110,7 +106,8 @@ impl Plugin {
         .await;
         calls.note(Function::Describe, answer.as_ref().map(|_| None), usage);
         let description = Description::read(&answer.map_err(Error::Describe)?)?;
-        Ok(Self { engine: engine.clone(), calls, component, reconciler, finalizer, relations, description, digest })
+        let engine = engine.clone();
+        Ok(Self { engine, calls, component, _file: file, reconciler, finalizer, relations, description, digest })
     }
 
     /// Whether this host has all that the plugin wants of it.
@@ -134,7 +131,8 @@ fn export(part: &str) -> String {
     format!("{PACKAGE}{part}@{VERSION}")
 }
 
-fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<(Component, Surface), Error> {
+/// What it shows on its outside, if it is worth compiling.
+fn check(bytes: &[u8]) -> Result<Surface, Error> {
     // The eight bytes that open a core module of version 1.
     if bytes.starts_with(b"\0asm\x01\0\0\0") {
         return Err(Error::CoreModule);
@@ -142,10 +140,9 @@ fn compile(engine: &wasmtime::Engine, bytes: &[u8]) -> Result<(Component, Surfac
     if wasmtime::Engine::detect_precompiled(bytes).is_some() {
         return Err(Error::Precompiled);
     }
-    let component = Component::from_binary(engine, bytes).map_err(Error::Compile)?;
     let surface = Surface::of(bytes);
     check_exports(&surface)?;
-    Ok((component, surface))
+    Ok(surface)
 }
 
 /// An export of ours that nobody would ever call is a mistake worth telling: a finalizer of another version would never clean up.
