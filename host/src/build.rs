@@ -246,7 +246,7 @@ fn component(module: Vec<u8>) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Writes beside the file and renames, so that whoever watches it never sees half a component.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }

@@ -9,7 +9,7 @@
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Read as _, Seek as _, Write as _},
+    io::{self, Seek as _, SeekFrom, Write as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -124,8 +124,14 @@ impl Cache {
     ///
     /// # Errors
     /// If there is no room, or the file system refuses. Nothing depends on it but the time of the next start.
-    pub fn keep(&self, shelf: &str, namespace: Option<&str>, key: &str, content: &mut File) -> Result<(), KeepError> {
-        let size = content.metadata()?.len();
+    pub fn keep(
+        &self,
+        shelf: &str,
+        namespace: Option<&str>,
+        key: &str,
+        content: &mut (impl io::Read + io::Seek),
+    ) -> Result<(), KeepError> {
+        let size = content.seek(SeekFrom::End(0))?;
         self.make_room(namespace, size)?;
         let directory = self.directory.join(shelf).join(namespace.unwrap_or(CLUSTER));
         make_directory(&directory)?;
@@ -184,7 +190,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 /// The checksum of what was written.
-fn write(path: &Path, content: &mut File) -> io::Result<String> {
+fn write(path: &Path, content: &mut (impl io::Read + io::Seek)) -> io::Result<String> {
     content.rewind()?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(path)?;
     let checksum = copy(content, &mut file)?;
@@ -210,7 +216,7 @@ fn remove_unused(path: &Path) -> bool {
 }
 
 /// Copies to the end; the SHA-256 of it.
-fn copy(from: &mut File, to: &mut impl io::Write) -> io::Result<String> {
+fn copy(from: &mut impl io::Read, to: &mut impl io::Write) -> io::Result<String> {
     let mut digest = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -225,7 +231,12 @@ fn copy(from: &mut File, to: &mut impl io::Write) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, sync::Arc};
+    use std::{
+        fs::Permissions,
+        io::{Cursor, Read as _},
+        os::unix::fs::PermissionsExt as _,
+        sync::Arc,
+    };
 
     use super::*;
 
@@ -264,10 +275,8 @@ mod tests {
         }
     }
 
-    fn content(bytes: &[u8]) -> File {
-        let mut file: File = rustix::fs::memfd_create("content", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into();
-        file.write_all(bytes).unwrap();
-        file
+    fn content(bytes: &[u8]) -> Cursor<&[u8]> {
+        Cursor::new(bytes)
     }
 
     fn read(file: Option<File>) -> Option<Vec<u8>> {

@@ -4,7 +4,7 @@
 //! namespace, and neither sees nor writes anything outside. Field documentation here becomes the API documentation
 //! (`kubectl explain clusterreconciler.spec`, and host/docs/reference.md).
 
-use std::{collections::BTreeMap, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceColumnDefinition, CustomResourceDefinition},
@@ -16,6 +16,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::plugin::{CallLimits, describe::KindName};
+
+mod source;
+
+pub use self::source::{
+    ConfigMapRef, Cosign, ImageStatus, LocalConfigMapRef, LocalPluginSource, LocalSecretRef, PluginSource, PullPolicy, SecretRef, Verify,
+};
 
 /// A plugin that reconciles parents in all namespaces.
 #[derive(CustomResource, Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -134,57 +140,6 @@ pub enum DeletionPolicy {
     Release,
     /// The reconciler stays, and works, until the last parent that carries its finalizer is gone.
     Block,
-}
-
-/// Where a plugin comes from: exactly one of these.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "has(self.configMap) != has(self.path)", "message": "give exactly one of configMap and path"}
-]))]
-pub struct PluginSource {
-    /// A ConfigMap that carries the component in `binaryData`. For small plugins: a ConfigMap holds at most 1 MiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config_map: Option<ConfigMapRef>,
-    /// A file on the machine of the host, read again when it changes. For development: refused unless the host runs with
-    /// `--allow-plugin-paths`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    pub path: Option<PathBuf>,
-}
-
-/// Where a plugin comes from.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct LocalPluginSource {
-    /// A ConfigMap in this namespace that carries the component in `binaryData`. For small plugins: a ConfigMap holds at most 1 MiB.
-    pub config_map: LocalConfigMapRef,
-}
-
-/// A key of a ConfigMap.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-pub struct ConfigMapRef {
-    /// The ConfigMap's namespace.
-    pub namespace: String,
-    /// The ConfigMap's name.
-    pub name: String,
-    /// The key in its `binaryData`.
-    #[serde(default = "default_key")]
-    pub key: String,
-}
-
-/// A key of a ConfigMap in the same namespace.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-pub struct LocalConfigMapRef {
-    /// The ConfigMap's name.
-    pub name: String,
-    /// The key in its `binaryData`.
-    #[serde(default = "default_key")]
-    pub key: String,
-}
-
-fn default_key() -> String {
-    "plugin.wasm".to_owned()
 }
 
 /// A service account.
@@ -359,7 +314,7 @@ pub struct ReconcilerStatus {
     /// The generation of the spec that this status is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Loaded`: the plugin was found, compiled and asked what it is. `Permitted`: the service account may watch its kinds.
+    /// `Resolved`: the plugin was found. `Verified`: it is signed as it has to be. `Loaded`: it was compiled and asked what it is. `Permitted`: the service account may watch its kinds.
     /// `Watching`: they are being watched. `Ready`: all of these. `Degraded`: the latest revision does not work, and the last good
     /// one serves. `Conflict`: an older reconciler has some of its parents.
     #[serde(default)]
@@ -377,6 +332,9 @@ pub struct ReconcilerStatus {
     /// The latest revision that served; what a host that starts falls back to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_good_revision: Option<String>,
+    /// What `spec.plugin.image` was when its registry was last asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageStatus>,
     /// How its parents are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parents: Option<ParentCounts>,

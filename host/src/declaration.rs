@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client, core::object::HasStatus as _, discovery::ApiResource};
 
 use crate::{
-    crd::{ClusterReconciler, ConfigMapRef, PluginSource, Reconciler, ReconcilerStatus, ServiceAccountRef, Terms},
+    crd::{ClusterReconciler, PluginSource, Reconciler, ReconcilerStatus, ServiceAccountRef, Terms},
     object::{Object, ObjectKey},
 };
 
@@ -76,12 +76,10 @@ impl From<Reconciler> for Declaration {
         let key = key(&declared.metadata);
         let status = declared.status().cloned();
         let namespace = key.namespace.clone().unwrap_or_default();
-        let config_map = declared.spec.plugin.config_map;
-        let config_map = ConfigMapRef { namespace: namespace.clone(), name: config_map.name, key: config_map.key };
         Self {
             key,
             metadata: declared.metadata,
-            plugin: PluginSource { config_map: Some(config_map), path: None },
+            plugin: declared.spec.plugin.within(&namespace),
             account: ServiceAccountRef { namespace, name: declared.spec.service_account },
             terms: declared.spec.terms,
             status,

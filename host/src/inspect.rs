@@ -18,25 +18,33 @@ use crate::{
     crd::Limits,
     identity, output,
     plugin::{self, Description, Engine, GUEST_MEMORY, Plugin, Surface, describe::KindName},
-    telemetry,
+    registry::{self, Reference},
+    telemetry, transfer,
 };
 
 /// What to inspect.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The component.
+    /// The component: a file, or where it is in a registry, as registry.example.com/team/plugin:1.0.
+    #[arg(value_name = "FILE|REFERENCE")]
     plugin: PathBuf,
     /// How it is shown.
     #[arg(short, long, value_enum, default_value_t)]
     output: output::Format,
+    #[command(flatten)]
+    registry: registry::Options,
 }
 
 /// What there is to say of a component: the document of `pilothouse inspect -o json`. Its keys are there to stay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspection {
-    /// The file, as it was named.
-    pub file: String,
+    /// The file, as it was named; missing if it is in a registry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Where it is in a registry, with its digest there; missing if it is a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
     /// Its size in bytes.
     pub size: usize,
     /// Its SHA-256, in hex.
@@ -100,10 +108,9 @@ pub struct Crd {
 /// # Errors
 /// If it cannot be read, or this host does not serve it; then it was shown all the same.
 pub async fn inspect(options: &Options) -> anyhow::Result<()> {
-    let file = options.plugin.display().to_string();
-    let bytes = std::fs::read(&options.plugin).with_context(|| format!("failed to read {file}"))?;
+    let (source, bytes) = read(options).await?;
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let mut inspection = Inspection::of(file, &bytes);
+    let mut inspection = Inspection::of(source, &bytes);
     let opened = Plugin::open(&engine, None, bytes, Limits::default().of_a_call(), Arc::default()).await;
     let served = opened.and_then(|plugin| {
         inspection.description = Some(Described::of(plugin.description()));
@@ -117,16 +124,40 @@ pub async fn inspect(options: &Options) -> anyhow::Result<()> {
     Ok(served?)
 }
 
+/// Where a component has been found.
+enum Source {
+    File(String),
+    Registry(Reference),
+}
+
+async fn read(options: &Options) -> anyhow::Result<(Source, Vec<u8>)> {
+    let name = options.plugin.display().to_string();
+    let file = std::fs::read(&options.plugin);
+    let absent = file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    match name.parse::<Reference>() {
+        Ok(reference) if absent => {
+            let pulled = transfer::fetch(&reference, &options.registry).await?;
+            Ok((Source::Registry(reference.pinned(pulled.digest)), pulled.bytes))
+        }
+        _ => Ok((Source::File(name.clone()), file.with_context(|| format!("failed to read {name}"))?)),
+    }
+}
+
 impl Inspection {
     /// What its bytes tell, without running it.
-    fn of(file: String, bytes: &[u8]) -> Self {
+    fn of(source: Source, bytes: &[u8]) -> Self {
         let Surface { format, imports, exports } = Surface::of(bytes);
         let interfaces = |names: Vec<String>, serves: fn(&str) -> bool| {
             let interface = |name: String| Interface { served: serves(&name), name };
             names.into_iter().map(interface).collect()
         };
+        let (file, reference) = match source {
+            Source::File(file) => (Some(file), None),
+            Source::Registry(reference) => (None, Some(reference.to_string())),
+        };
         Self {
             file,
+            reference,
             size: bytes.len(),
             digest: identity::hex(&Sha256::digest(bytes), 32),
             format,
@@ -144,8 +175,9 @@ impl Inspection {
             plugin::Format::Module => "WebAssembly core module",
             plugin::Format::Unknown => "no WebAssembly",
         };
+        let source = self.reference.iter().chain(&self.file).cloned().collect();
         let mut rows = vec![
-            ("File", vec![self.file.clone()]),
+            (if self.reference.is_some() { "Reference" } else { "File" }, source),
             ("Format", vec![format.to_owned()]),
             ("Size", vec![size(self.size)]),
             ("Digest", vec![format!("sha256:{}", self.digest)]),
@@ -283,7 +315,7 @@ mod tests {
 
     #[test]
     fn the_keys_of_the_json_document() {
-        let mut inspection = Inspection::of("x.wasm".to_owned(), b"no component");
+        let mut inspection = Inspection::of(Source::File("x.wasm".to_owned()), b"no component");
         inspection.error = Some("why".to_owned());
         let value = serde_json::to_value(&inspection).unwrap();
         let digest = &value["digest"];

@@ -11,7 +11,8 @@
 //! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
 //!
 //! [`run`] puts the parts together; of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
-//! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs. [`release`] is for when there is no host any more.
+//! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs. Those that [`transfer`] and [`sign`] plugins talk to a [`registry`],
+//! by the [`login`] of who runs them; whose [`signature`] counts is the host's to know. [`release`] is for when there is no host any more.
 //!
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
@@ -25,6 +26,7 @@ pub mod identity;
 pub mod inspect;
 pub mod kinds;
 pub mod lease;
+pub mod login;
 pub mod lookup;
 pub mod manifests;
 pub mod metrics;
@@ -36,10 +38,13 @@ pub mod probes;
 pub mod queue;
 pub mod reconcile;
 pub mod reconciler;
+pub mod registry;
 pub mod release;
 pub mod render;
 pub mod revision;
 pub mod run;
+pub mod sign;
+pub mod signature;
 pub mod source;
 pub mod state;
 pub mod store;
@@ -47,6 +52,7 @@ pub mod supervisor;
 pub mod tally;
 pub mod telemetry;
 pub mod traces;
+pub mod transfer;
 pub mod version;
 pub mod watch;
 

@@ -15,10 +15,10 @@ use pilothouse::{
     crd::{self, Limits, ServiceAccountRef},
     inspect, manifests, output,
     plugin::{Engine, GUEST_MEMORY, Plugin, compile},
-    release, render, run,
+    release, render, run, sign,
     telemetry::{self, LogFormat},
     traces::Traces,
-    version,
+    transfer, version,
 };
 
 /// A host for Kubernetes operators whose logic is WebAssembly.
@@ -47,6 +47,14 @@ enum Command {
     Run(run::Options),
     /// Build the Rust plugin in a directory into a component.
     Build(BuildArguments),
+    /// Push a component into a registry.
+    Push(transfer::PushOptions),
+    /// Pull a component out of a registry.
+    Pull(transfer::PullOptions),
+    /// Sign a plugin in a registry with a key, as `cosign sign --key` does.
+    Sign(sign::SignOptions),
+    /// Make sure that a plugin in a registry is signed by a key.
+    Verify(sign::VerifyOptions),
     /// Show what a component is: its contract, its kinds, what it asks for.
     Inspect(inspect::Options),
     /// Show what a plugin makes of a parent, without a cluster.
@@ -95,6 +103,12 @@ struct ManifestsArguments {
     /// Make a Reconciler, which sees and writes its own namespace only, instead of a ClusterReconciler.
     #[arg(long, requires = "namespace")]
     namespaced: bool,
+    /// Take the plugin from this image, where it was pushed, and not from a ConfigMap.
+    #[arg(long, value_name = "REFERENCE")]
+    image: Option<String>,
+    /// A Secret in the namespace with credentials for the registry of the image. May be given several times.
+    #[arg(long = "pull-secret", value_name = "NAME", requires = "image")]
+    pull_secrets: Vec<String>,
     /// Leave out the CustomResourceDefinitions, since somebody else installs them.
     #[arg(long)]
     skip_crds: bool,
@@ -155,6 +169,10 @@ async fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(options) => run::run(options).await?,
         Command::Build(arguments) => build_plugin(arguments)?,
+        Command::Push(options) => transfer::push(&options).await?,
+        Command::Pull(options) => transfer::pull(&options).await?,
+        Command::Sign(options) => sign::sign(&options).await?,
+        Command::Verify(options) => sign::verify(&options).await?,
         Command::Inspect(options) => inspect::inspect(&options).await?,
         Command::Render(options) => {
             let differs = render::render(&options).await?;
@@ -201,6 +219,8 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
         namespace: arguments.namespace.clone(),
         host: arguments.host.clone(),
         namespaced: arguments.namespaced,
+        image: arguments.image.clone(),
+        pull_secrets: arguments.pull_secrets.clone(),
         skip_crds: arguments.skip_crds,
     };
     Ok(output::yaml(&manifests::manifests(&plugin, &bytes, &options)?)?)

@@ -20,6 +20,10 @@ pub struct Options {
     pub host: ServiceAccountRef,
     /// Whether it is a `Reconciler`, for its namespace only, and not a `ClusterReconciler`.
     pub namespaced: bool,
+    /// The image that the plugin is in, if it is not to be in a ConfigMap.
+    pub image: Option<String>,
+    /// The Secrets in its namespace with credentials for the registry of the image.
+    pub pull_secrets: Vec<String>,
     /// Leave out the CustomResourceDefinitions, which somebody else installs.
     pub skip_crds: bool,
 }
@@ -31,7 +35,10 @@ const CONFIG_MAP_LIMIT: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The plugin is too large for a ConfigMap.
-    #[error("the plugin has {0} bytes, and a ConfigMap holds at most {CONFIG_MAP_LIMIT}; build it for size")]
+    #[error(
+        "the plugin has {0} bytes, and a ConfigMap holds at most {CONFIG_MAP_LIMIT}; build it for size, or push it to a registry and give \
+         --image"
+    )]
     TooLarge(usize),
 }
 
@@ -40,11 +47,8 @@ pub enum Error {
 /// # Errors
 /// If the component does not fit into a ConfigMap.
 pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec<Value>, Error> {
-    if bytes.len() > CONFIG_MAP_LIMIT {
-        return Err(Error::TooLarge(bytes.len()));
-    }
-    let encoded = BASE64_STANDARD.encode(bytes);
-    let Options { name, namespace, host, namespaced, skip_crds } = options;
+    let Options { name, namespace, host, namespaced, skip_crds, .. } = options;
+    let (source, right, object) = source(bytes, options)?;
     let description = plugin.description();
     let mut manifests = if *skip_crds { Vec::new() } else { description.crds.clone() };
     // A tenant has a namespace.
@@ -65,34 +69,58 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
         cluster_role(name, &rights, &account)
     });
     // What the host itself needs: to read the plugin, to keep its revisions, and to act as the account.
-    let rights = [
-        json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [plugin_name(name)], "verbs": ["get", "list", "watch"]}),
+    let mut rights = vec![
         json!({"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [name], "verbs": ["impersonate"]}),
         json!({"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["get", "list", "create", "delete"]}),
     ];
+    rights.extend(right);
     manifests.extend(role(namespace, &format!("{name}:host"), &rights, host));
-    manifests.push(json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": plugin_name(name), "namespace": namespace},
-        "binaryData": {"plugin.wasm": encoded},
-    }));
+    manifests.extend(object);
     manifests.push(if *namespaced {
         json!({
             "apiVersion": "pilothouse.dev/v1alpha1", "kind": "Reconciler",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {"plugin": {"configMap": {"name": plugin_name(name)}}, "serviceAccount": name},
+            "spec": {"plugin": source, "serviceAccount": name},
         })
     } else {
         json!({
             "apiVersion": "pilothouse.dev/v1alpha1", "kind": "ClusterReconciler",
             "metadata": {"name": name},
             "spec": {
-                "plugin": {"configMap": {"namespace": namespace, "name": plugin_name(name)}},
+                "plugin": source,
                 "serviceAccount": {"namespace": namespace, "name": name},
             },
         })
     });
     Ok(manifests)
+}
+
+/// `spec.plugin`, the host's right to what it names, and the object that it names.
+fn source(bytes: &[u8], options: &Options) -> Result<(Value, Option<Value>, Option<Value>), Error> {
+    let Options { name, namespace, namespaced, image, pull_secrets, .. } = options;
+    let reference = |name: &str| {
+        if *namespaced { json!({"name": name}) } else { json!({"namespace": namespace, "name": name}) }
+    };
+    let right = |resource: &str, names: &[String], verbs: &[&str]| json!({"apiGroups": [""], "resources": [resource], "resourceNames": names, "verbs": verbs});
+    if let Some(image) = image {
+        if pull_secrets.is_empty() {
+            return Ok((json!({"image": image}), None, None));
+        }
+        let secrets: Vec<_> = pull_secrets.iter().map(|secret| reference(secret)).collect();
+        let source = json!({"image": image, "pullSecrets": secrets});
+        return Ok((source, Some(right("secrets", pull_secrets, &["get"])), None));
+    }
+    if bytes.len() > CONFIG_MAP_LIMIT {
+        return Err(Error::TooLarge(bytes.len()));
+    }
+    let map = plugin_name(name);
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": map, "namespace": namespace},
+        "binaryData": {"plugin.wasm": BASE64_STANDARD.encode(bytes)},
+    });
+    let right = right("configmaps", std::slice::from_ref(&map), &["get", "list", "watch"]);
+    Ok((json!({"configMap": reference(&map)}), Some(right), Some(object)))
 }
 
 /// A ClusterRole, and who has it.

@@ -27,7 +27,7 @@ use tracing::Instrument as _;
 use crate::{
     claims::Claim,
     controller::{Controller, Watching},
-    crd::{DeletionPolicy, ReconcilerStatus, Terms},
+    crd::{DeletionPolicy, ImageStatus, PluginSource, ReconcilerStatus, Terms},
     declaration::{self, Declaration},
     identity::{Identity, RELEASE_FINALIZER},
     lookup,
@@ -39,8 +39,8 @@ use crate::{
         self, Context, Settings,
         finalizer::{self, Ours},
     },
-    revision::{History, Material, Revision},
-    source,
+    revision::{History, Kept, Material, Origin, Revision},
+    source::{self, Fetched, Image},
     store::Store,
     supervisor::Supervisor,
     tally::Tally,
@@ -86,6 +86,8 @@ enum Error {
     Status(#[source] kube::Error),
     #[error("its kinds cannot be watched: {0}")]
     Watch(String),
+    #[error("ControllerRevision {0} is not as the host has made it")]
+    Changed(String),
     #[error("failed to write the finalizer of the reconciler, or of a parent that it releases")]
     Finalizer(#[from] finalizer::Error),
     #[error(
@@ -103,7 +105,7 @@ impl Error {
     /// A stable name: the reason of the condition.
     fn reason(&self) -> &'static str {
         match self {
-            Self::Source(_) => "SourceUnavailable",
+            Self::Source(error) => error.reason(),
             Self::Policy(_) => "NotAllowed",
             Self::Plugin(_) => "InvalidPlugin",
             Self::KindMissing(..) => "KindMissing",
@@ -113,6 +115,7 @@ impl Error {
             Self::Client(_) => "ClientFailed",
             Self::Status(_) => "StatusNotWritten",
             Self::Watch(_) => "WatchFailed",
+            Self::Changed(_) => "RevisionChanged",
             Self::Finalizer(_) => "FinalizerNotWritten",
             Self::Blocked(_) => "DeletionBlocked",
             Self::CannotRelease(_) => "CannotRelease",
@@ -132,6 +135,8 @@ pub struct Reconciler {
     problem: Option<Error>,
     /// The id of the revision that the spec asks for, if it could be fetched.
     desired: Option<String>,
+    /// The image that the spec asks for, as it was fetched last.
+    image: Option<Image>,
 }
 
 /// A revision that serves.
@@ -187,7 +192,7 @@ impl Reconciler {
     pub fn new(supervisor: Supervisor, declared: Declaration) -> Self {
         let identity = Identity::of(&declared.key);
         let metrics = supervisor.metrics.of(&declared.key.to_string());
-        Self { supervisor, declared, identity, metrics, serving: None, problem: None, desired: None }
+        Self { supervisor, declared, identity, metrics, serving: None, problem: None, desired: None, image: None }
     }
 
     /// Follows the reconciler as `specs` shows it, until `stop`.
@@ -363,10 +368,12 @@ impl Reconciler {
         if self.declared.metadata.deletion_timestamp.is_some() {
             return self.release_parents().await;
         }
-        let Supervisor { client, tenants, allow_plugin_paths, .. } = &self.supervisor;
+        let Supervisor { sources, tenants, .. } = &self.supervisor;
         tenants.check(&self.declared.key, &self.declared.terms)?;
-        let bytes = source::fetch(client, &self.declared.plugin, *allow_plugin_paths).await?;
-        let material = Material { bytes, config: self.declared.terms.config.clone() };
+        let known = self.declared.status.as_ref().and_then(|status| status.image.as_ref());
+        let plugin = sources.fetch(self.declared.scope(), &self.declared.plugin, known).await?;
+        self.image.clone_from(&plugin.image);
+        let material = Material { plugin, config: self.declared.terms.config.clone() };
         self.desired = Some(material.id());
         self.serve(material).await
     }
@@ -424,7 +431,7 @@ impl Reconciler {
         let last_good = self.declared.status.as_ref().and_then(|status| status.last_good_revision.clone());
         let Some(last_good) = last_good.filter(|last_good| self.desired.as_ref() != Some(last_good)) else { return };
         match self.history().find(&last_good).await {
-            Ok(Some(material)) => match self.serve(material).await {
+            Ok(Some(kept)) => match self.serve_again(&last_good, kept).await {
                 Ok(()) => tracing::info!(revision = last_good, "the last good revision serves"),
                 Err(error) => tracing::warn!(
                     revision = last_good,
@@ -435,6 +442,22 @@ impl Reconciler {
             Ok(None) => tracing::warn!(revision = last_good, "the last good revision is not kept"),
             Err(error) => tracing::warn!(revision = last_good, "failed to read the last good revision: {error}"),
         }
+    }
+
+    /// Lets a revision serve that was kept.
+    async fn serve_again(&mut self, id: &str, Kept { origin, config }: Kept) -> Result<(), Error> {
+        let plugin = match origin {
+            Origin::Component(bytes) => Fetched { bytes, image: None },
+            Origin::Image(image) => {
+                let source = PluginSource { image: Some(image), config_map: None, path: None, ..self.declared.plugin.clone() };
+                self.supervisor.sources.fetch(self.declared.scope(), &source, None).await?
+            }
+        };
+        let material = Material { plugin, config };
+        if material.id() != id {
+            return Err(Error::Changed(id.to_owned()));
+        }
+        self.serve(material).await
     }
 
     /// Lets a revision serve: beside the one that does until it is ready, then in its place.
@@ -616,8 +639,7 @@ impl Reconciler {
     }
 
     fn source(&self) -> source::Changes {
-        let Supervisor { client, watches, allow_plugin_paths, .. } = &self.supervisor;
-        source::changes(client, watches, &self.declared.plugin, *allow_plugin_paths)
+        self.supervisor.sources.changes(&self.supervisor.watches, &self.declared.plugin)
     }
 
     fn signals(&self) -> (Option<watch::Receiver<Watching>>, Option<watch::Receiver<Option<ObjectKey>>>) {
@@ -653,6 +675,11 @@ impl Reconciler {
         status.observed_generation = self.declared.metadata.generation;
         status.desired_revision.clone_from(&self.desired);
         status.active_revision = None;
+        if self.declared.plugin.image.is_none() {
+            status.image = None;
+        } else if let Some(Image { reference, digest, .. }) = self.image.clone() {
+            status.image = Some(ImageStatus { reference, digest });
+        }
         let watching = self.serving.as_ref().map(|serving| serving.controller.watching().borrow().clone());
         if let Some(serving) = &self.serving {
             let context = &serving.controller.context;
@@ -678,6 +705,17 @@ impl Reconciler {
         let loaded = match (&problem, &self.serving) {
             (None, _) => ok("Loaded"),
             (Some((reason, message)), _) => ("False", *reason, message.clone()),
+        };
+        let (resolved, verified) = match &self.problem {
+            Some(Error::Source(error)) if error.is_of_verification() => (ok("Resolved"), loaded.clone()),
+            Some(Error::Source(_)) => (loaded.clone(), ("Unknown", "NotResolved", String::new())),
+            _ => match self.image.as_ref().filter(|_| self.declared.plugin.image.is_some()) {
+                Some(image) => {
+                    let verified = if image.verified { "Verified" } else { "NotRequired" };
+                    (("True", "Resolved", format!("{} is {}", image.reference, image.digest)), ok(verified))
+                }
+                None => (ok("Resolved"), ok("NotRequired")),
+            },
         };
         let (permitted, watched) = match watching {
             None => (("Unknown", "NotLoaded", String::new()), ("Unknown", "NotLoaded", String::new())),
@@ -717,6 +755,8 @@ impl Reconciler {
             ),
         };
         let all = [
+            ("Resolved", resolved),
+            ("Verified", verified),
             ("Loaded", loaded),
             ("Permitted", permitted),
             ("Watching", watched),
@@ -742,6 +782,7 @@ impl Reconciler {
             ("activeRevision", status.active_revision.is_none()),
             ("desiredRevision", status.desired_revision.is_none()),
             ("finalizer", status.finalizer.is_none()),
+            ("image", status.image.is_none()),
         ] {
             if gone {
                 body["status"][name] = serde_json::Value::Null;

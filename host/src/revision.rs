@@ -21,13 +21,14 @@ use crate::{
     lookup,
     metrics::Calls,
     plugin::{CallLimits, Engine, LoadError, Plugin},
+    source::{Fetched, Image},
 };
 
 /// What a revision is made of.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Material {
-    /// The component.
-    pub bytes: Vec<u8>,
+    /// The component, and where it came from.
+    pub plugin: Fetched,
     /// `spec.config` of the reconciler.
     pub config: Map<String, Value>,
 }
@@ -40,13 +41,15 @@ pub struct Revision {
     pub plugin: Plugin,
     /// The config, as JSON.
     pub config: String,
+    /// The image that its plugin came from.
+    pub image: Option<Image>,
 }
 
 impl Material {
     /// The digest of plugin and config: what makes a revision another one.
     pub fn id(&self) -> String {
         let config = Value::from(self.config.clone());
-        let digest = Sha256::new_with_prefix(Sha256::digest(&self.bytes)).chain_update(config.to_string()).finalize();
+        let digest = Sha256::new_with_prefix(Sha256::digest(&self.plugin.bytes)).chain_update(config.to_string()).finalize();
         identity::hex(&digest, 6)
     }
 
@@ -61,8 +64,9 @@ impl Material {
         limits: CallLimits,
         calls: Arc<Calls>,
     ) -> Result<Revision, LoadError> {
-        let plugin = Plugin::load(engine, namespace, self.bytes.clone(), limits, calls).await?;
-        Ok(Revision { id: self.id(), plugin, config: Value::from(self.config.clone()).to_string() })
+        let plugin = Plugin::load(engine, namespace, self.plugin.bytes.clone(), limits, calls).await?;
+        let (config, image) = (Value::from(self.config.clone()).to_string(), self.plugin.image.clone());
+        Ok(Revision { id: self.id(), plugin, config, image })
     }
 }
 
@@ -72,12 +76,34 @@ pub struct History {
     identity: Identity,
 }
 
-/// The data of a ControllerRevision of ours.
+/// A revision that was kept.
+#[derive(Debug)]
+pub struct Kept {
+    /// Where its plugin is.
+    pub origin: Origin,
+    /// Its config.
+    pub config: Map<String, Value>,
+}
+
+/// Where the plugin of a revision that was kept is.
+#[derive(Debug)]
+pub enum Origin {
+    /// With it.
+    Component(Vec<u8>),
+    /// In a registry, by the digest of its manifest.
+    Image(String),
+}
+
+/// The data of a ControllerRevision of ours. Of `component` and `image` it has one.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Kept {
+struct Data {
     /// The component, base64: a ConfigMap changes under its name, so a reference would not do.
-    component: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    component: Option<String>,
+    /// The image, by the digest of its manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    image: Option<String>,
     config: Map<String, Value>,
 }
 
@@ -87,18 +113,21 @@ impl History {
         Self { api: Api::namespaced(client, namespace), identity }
     }
 
-    /// What the revision `id` was made of, if it is kept.
+    /// The revision `id`, if it is kept. Somebody may have changed it: what is made of it has that id, or is not what served.
     ///
     /// # Errors
     /// If the API server does not say.
-    pub async fn find(&self, id: &str) -> Result<Option<Material>, kube::Error> {
+    pub async fn find(&self, id: &str) -> Result<Option<Kept>, kube::Error> {
         let kept = lookup::get(&self.api, &self.name(id)).await?;
-        let kept: Option<Kept> = kept.and_then(|kept| serde_json::from_value(kept.data?.0).ok());
-        let material = kept.and_then(|kept| {
-            Some(Material { bytes: BASE64_STANDARD.decode(kept.component).ok()?, config: kept.config })
-        });
-        // Somebody may have changed it; then it is not what served.
-        Ok(material.filter(|material| material.id() == id))
+        let data: Option<Data> = kept.and_then(|kept| serde_json::from_value(kept.data?.0).ok());
+        Ok(data.and_then(|Data { component, image, config }| {
+            let origin = match (component, image) {
+                (Some(component), None) => Origin::Component(BASE64_STANDARD.decode(component).ok()?),
+                (None, Some(image)) => Origin::Image(image),
+                _ => return None,
+            };
+            Some(Kept { origin, config })
+        }))
     }
 
     /// Keeps a revision that serves, and forgets the oldest ones beyond `limit` others.
@@ -110,7 +139,9 @@ impl History {
         let selector = ListParams::default().labels(&format!("{RECONCILER_LABEL}={}", self.identity.label()));
         let mut kept = self.api.list(&selector).await?.items;
         if !kept.iter().any(|revision| revision.name_any() == name) {
-            let data = Kept { component: BASE64_STANDARD.encode(&material.bytes), config: material.config.clone() };
+            let image = material.plugin.image.as_ref().map(|image| image.pinned.clone());
+            let component = image.is_none().then(|| BASE64_STANDARD.encode(&material.plugin.bytes));
+            let data = Data { component, image, config: material.config.clone() };
             let revision = ControllerRevision {
                 metadata: ObjectMeta {
                     name: Some(name.clone()),

@@ -28,6 +28,9 @@ use crate::{
     policy::TenantPolicy,
     probes,
     reconcile::Events,
+    registry::{self, Registries},
+    signature::policy::Policy,
+    source::Sources,
     supervisor::Supervisor,
     telemetry,
 };
@@ -66,6 +69,12 @@ pub struct Options {
     /// A YAML file that says what Reconcilers (those in namespaces) may ask for; without it, the usual limits and no grants.
     #[arg(long, value_name = "FILE")]
     pub tenant_policy: Option<PathBuf>,
+    /// How registries are reached.
+    #[command(flatten)]
+    pub registries: registry::Options,
+    /// A YAML file that says which images have to be signed, and by whom; without it, what reconcilers say holds.
+    #[arg(long, value_name = "FILE")]
+    pub verification_policy: Option<PathBuf>,
     /// Let ClusterReconcilers take plugins from files of this machine (spec.plugin.path). For development.
     #[arg(long)]
     pub allow_plugin_paths: bool,
@@ -147,6 +156,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
     let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
     let cache = options.cache_dir.as_deref().and_then(|directory| cache(directory, &options)).map(Arc::new);
+    let sources = Sources {
+        client: client.clone(),
+        registries: Registries::new(&options.registries).context("failed to read the certificates for registries")?,
+        cache: cache.clone(),
+        policy: Arc::new(options.verification_policy.as_deref().map(read_verification).transpose()?.unwrap_or_default()),
+        allow_paths: options.allow_plugin_paths,
+    };
     let compiler = Compiler::new(cache, options.compile_timeout, metrics.compilations.clone());
     let engine = Arc::new(Engine::new(options.guest_memory.0)?.with_compiler(compiler));
     let listener = listen(options.health_probe_bind_address, "--health-probe-bind-address").await?;
@@ -181,7 +197,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         metrics,
         claims: Arc::default(),
         tenants: Arc::new(tenants),
-        allow_plugin_paths: options.allow_plugin_paths,
+        sources,
         slots: Arc::new(Semaphore::new(options.max_concurrent_reconciles)),
         total_slots: options.max_concurrent_reconciles,
         kinds: watch::Sender::new(0),
@@ -240,6 +256,12 @@ fn cache(directory: &Path, options: &Options) -> Option<Cache> {
     Cache::open(directory, quotas)
         .inspect_err(|error| tracing::warn!("nothing is kept of plugins: {}", telemetry::chain(error)))
         .ok()
+}
+
+fn read_verification(path: &Path) -> anyhow::Result<Policy> {
+    let yaml = std::fs::read_to_string(path)
+        .with_context(|| format!("failed to read {} (--verification-policy)", path.display()))?;
+    Policy::read(&yaml).with_context(|| format!("{} is no verification policy", path.display()))
 }
 
 fn read_policy(path: &Path) -> anyhow::Result<TenantPolicy> {

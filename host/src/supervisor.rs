@@ -24,6 +24,7 @@ use crate::{
     policy::TenantPolicy,
     reconcile::Events,
     reconciler::Reconciler,
+    source::Sources,
     telemetry,
     watch::watch,
 };
@@ -45,8 +46,8 @@ pub struct Supervisor {
     pub claims: Arc<Claims>,
     /// What reconcilers in namespaces may ask for.
     pub tenants: Arc<TenantPolicy>,
-    /// Whether plugins may come from files of this machine.
-    pub allow_plugin_paths: bool,
+    /// Where plugins come from.
+    pub sources: Sources,
     /// Reconciles under way at once in the whole host.
     pub slots: Arc<Semaphore>,
     /// How many slots there are.

@@ -56,7 +56,7 @@ fn c53_what_takes_too_long_or_too_much_memory_is_ended_by_the_kernel() {
     /// Of Linux.
     const SIGXCPU: i32 = 24;
     const SIGABRT: i32 = 6;
-    let large = large(200_000);
+    let large = large(60_000);
     assert_eq!(compile(&["--cpu-seconds=1"], &large).status.signal(), Some(SIGXCPU));
     let output = compile(&["--cpu-seconds=60", "--memory=60000000"], &large);
     assert_eq!(output.status.signal(), Some(SIGABRT));

@@ -13,6 +13,7 @@ mod crash;
 mod fair;
 mod field;
 mod handles;
+mod images;
 mod inputs;
 mod kinds;
 mod lease;

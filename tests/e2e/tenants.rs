@@ -337,5 +337,5 @@ async fn a_plugin_from_a_file_is_read_again_when_it_changes_and_only_if_the_host
         .to_string();
     let mut kubectl = cluster.control_plane.kubectl();
     let output = kubectl.args(["patch", "crec", "mirror", "--type=merge", "-p", &both]).output().expect("kubectl runs");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("exactly one of configMap and path"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("exactly one of image, configMap and path"), "{output:?}");
 }

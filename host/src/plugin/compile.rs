@@ -38,7 +38,7 @@ const OUTPUT: u64 = 512 << 20;
 /// How much of its complaint is read.
 const COMPLAINT: u64 = 64 << 10;
 /// Below everything that serves somebody.
-const NICE: i32 = 10;
+const NICE: i32 = 5;
 /// How long a component that met a limit is not tried again: doubles from the first to the last.
 const AGAIN: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
 
