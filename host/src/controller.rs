@@ -25,7 +25,7 @@ use crate::{
     identity::RECONCILER_LABEL,
     object::{Kind, Object},
     queue::{Figures, Next, Queue, Run, Wake},
-    reconcile::{Context, ParentKey, reconcile},
+    reconcile::{Context, ParentKey, Revisions, reconcile},
     store::{Change, Store},
     telemetry,
     watch::watch,
@@ -129,7 +129,7 @@ impl Controller {
         if stop.run_until_cancelled(synced.wait_for(|watching| watching.synced)).await.is_none() {
             return;
         }
-        tracing::info!(parents = self.context.parents.len(), revision = self.context.revision().id, "watching");
+        tracing::info!(parents = self.context.parents.len(), revision = self.context.revisions().active.id, "watching");
         self.context.start_tally();
         self.count();
         let _unselected = AbortOnDropHandle::new(tokio::spawn(self.clone().wake_unselected().in_current_span()));
@@ -175,6 +175,16 @@ impl Controller {
         self.queue.resync();
     }
 
+    /// The parents that have another revision now than with `before` are to be looked at.
+    pub fn resync_moved(&self, before: &Revisions) {
+        let now = self.context.revisions();
+        for parent in self.context.parents.all() {
+            if before.of(parent.uid(), Some(&parent)).id != now.of(parent.uid(), Some(&parent)).id {
+                self.queue.wake(&ParentKey::of(&parent), Wake::Resync);
+            }
+        }
+    }
+
     /// Parents that left the selection while nobody watched still carry our finalizer.
     async fn wake_unselected(self: Arc<Self>) {
         let context = &self.context;
@@ -203,7 +213,7 @@ impl Controller {
             reconciler = %context.key,
             parent = %run.key,
             generation = Empty,
-            revision = context.revision().id,
+            revision = context.revision_of(&run.key).id,
             reconcileID = format!("{:016x}", fastrand::u64(..)),
             outcome = Empty,
             category = Empty,

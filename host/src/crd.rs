@@ -17,10 +17,15 @@ use serde_json::{Map, Value};
 
 use crate::plugin::{CallLimits, describe::KindName};
 
+mod rollout;
 mod source;
 
-pub use self::source::{
-    ConfigMapRef, Cosign, ImageStatus, LocalConfigMapRef, LocalPluginSource, LocalSecretRef, PluginSource, PullPolicy, SecretRef, Verify,
+pub use self::{
+    rollout::{Guards, Percent, Preview, Rollout, RolloutState, RolloutStatus, RolloutStep, Strategy},
+    source::{
+        ConfigMapRef, Cosign, ImageStatus, LocalConfigMapRef, LocalPluginSource, LocalSecretRef, PluginSource, PullPolicy,
+        SecretRef, Verify,
+    },
 };
 
 /// A plugin that reconciles parents in all namespaces.
@@ -107,6 +112,9 @@ pub struct Terms {
     /// cleanup, and children stay. `Block`: it stays, and works, until the last parent that carries its finalizer is gone.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
+    /// How a new revision of the plugin takes over from the one that serves.
+    #[serde(default)]
+    pub rollout: Rollout,
     /// How many revisions are kept besides the active one, to fall back to.
     #[serde(default = "default_history")]
     #[schemars(with = "i32", range(min = 1))]
@@ -223,6 +231,9 @@ pub enum ParseLimitError {
     /// No quantity.
     #[error("{0:?} is no number of bytes; write it as 64Mi, 1Gi or 1048576")]
     Bytes(String),
+    /// No share.
+    #[error("{0:?} is no share; write it as 10%, from 0% to 100%")]
+    Percent(String),
     /// No duration.
     #[error("{0:?} is no duration between 1ms and a year; write it as 5s, 500ms or 1m30s")]
     Timeout(String),
@@ -305,7 +316,7 @@ macro_rules! schema_of_a_string {
         }
     )* };
 }
-schema_of_a_string!(Bytes, Timeout);
+schema_of_a_string!(Bytes, Timeout, Percent);
 
 /// What the host says of a reconciler.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -316,7 +327,8 @@ pub struct ReconcilerStatus {
     pub observed_generation: Option<i64>,
     /// `Resolved`: the plugin was found. `Verified`: it is signed as it has to be. `Loaded`: it was compiled and asked what it is. `Permitted`: the service account may watch its kinds.
     /// `Watching`: they are being watched. `Ready`: all of these. `Degraded`: the latest revision does not work, and the last good
-    /// one serves. `Conflict`: an older reconciler has some of its parents.
+    /// one serves. `Progressing`: parents go over to the latest revision step by step. `Deterministic`: the latest revision that was previewed
+    /// gives the same answer to the same request. `Conflict`: an older reconciler has some of its parents.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -335,6 +347,9 @@ pub struct ReconcilerStatus {
     /// What `spec.plugin.image` was when its registry was last asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageStatus>,
+    /// How far the latest revision has taken over. Missing as long as there was only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
     /// How its parents are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parents: Option<ParentCounts>,
@@ -365,12 +380,13 @@ pub struct ParentCounts {
 }
 
 /// What `kubectl get` shows of either kind: name, type, path, and whether only with `-o wide`.
-const COLUMNS: [(&str, &str, &str, bool); 7] = [
+const COLUMNS: [(&str, &str, &str, bool); 8] = [
     ("Parent", "string", ".status.parentKind", false),
     ("Revision", "string", ".status.activeRevision", false),
     ("Current", "integer", ".status.parents.current", false),
     ("Total", "integer", ".status.parents.total", false),
     ("Ready", "string", r#".status.conditions[?(@.type=="Ready")].status"#, false),
+    ("Rollout", "string", ".status.rollout.state", false),
     ("Reason", "string", r#".status.conditions[?(@.type=="Ready")].reason"#, true),
     ("Age", "date", ".metadata.creationTimestamp", false),
 ];

@@ -5,6 +5,7 @@ use kube::{Api, Client, core::object::HasStatus as _, discovery::ApiResource};
 
 use crate::{
     crd::{ClusterReconciler, PluginSource, Reconciler, ReconcilerStatus, ServiceAccountRef, Terms},
+    identity::ALLOW_ROLLOUT_ANNOTATION,
     object::{Object, ObjectKey},
 };
 
@@ -36,6 +37,11 @@ impl Declaration {
         self.metadata.finalizers.iter().flatten().any(|entry| entry == finalizer)
     }
 
+    /// The revision that a user lets take over, whatever the guards say.
+    pub fn allowed_rollout(&self) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(ALLOW_ROLLOUT_ANNOTATION).map(String::as_str)
+    }
+
     /// The reconcilers of its kind, in its namespace.
     pub fn api(&self, client: Client) -> Api<Object> {
         match self.scope() {
@@ -51,6 +57,18 @@ pub const NAMESPACED: &str = "Reconciler";
 /// The kind of the reconciler of that name.
 pub fn kind(key: &ObjectKey) -> &'static str {
     if key.namespace.is_some() { NAMESPACED } else { "ClusterReconciler" }
+}
+
+/// Which reconciler a user means: the name of a `ClusterReconciler`, or NAMESPACE/NAME of a `Reconciler`.
+///
+/// # Errors
+/// None: that is for the API server to say.
+#[expect(clippy::unnecessary_wraps, reason = "as clap asks")]
+pub fn key_of(text: &str) -> Result<ObjectKey, String> {
+    Ok(match text.split_once('/') {
+        Some((namespace, name)) => ObjectKey { namespace: Some(namespace.to_owned()), name: name.to_owned() },
+        None => ObjectKey { namespace: None, name: text.to_owned() },
+    })
 }
 
 fn key(metadata: &ObjectMeta) -> ObjectKey {

@@ -19,6 +19,9 @@ pub const RECONCILER_LABEL: &str = "internal.pilothouse.dev/reconciler";
 /// The annotation by which a user allows a revision to delete all children of a parent.
 pub const ALLOW_PRUNE_ANNOTATION: &str = "pilothouse.dev/allow-prune";
 
+/// The annotation on a reconciler by which a user lets a revision take over, whatever the guards of its rollout say.
+pub const ALLOW_ROLLOUT_ANNOTATION: &str = "pilothouse.dev/allow-rollout";
+
 /// The label on a child that cannot have an owner reference, since it is in another namespace than its parent or of cluster
 /// scope (`C61`): the parent's UID. It finds such children, and proves nothing.
 pub const PARENT_LABEL: &str = "internal.pilothouse.dev/parent-uid";

@@ -1,10 +1,15 @@
-//! One object by name, and what proves that it is not there.
+//! One object by name, and what proves that it is not there. And how a kind is served.
 //!
 //! An API server that does not know a kind yet, or knows it no longer, answers 404 as well. Taken for the absence of the object it would
 //! end a cleanup that has not begun. So only a 404 that names the object counts.
 
-use kube::{Api, Resource};
+use kube::{
+    Api, Client, Resource,
+    discovery::{self, Scope},
+};
 use serde::de::DeserializeOwned;
+
+use crate::{object::Kind, plugin::describe::KindName};
 
 /// The object; none if the API server says that there is none.
 ///
@@ -29,6 +34,19 @@ pub fn is_absent(error: &kube::Error, name: &str) -> bool {
         }
         _ => false,
     }
+}
+
+/// How the API server serves a kind.
+///
+/// # Errors
+/// If it does not, or does not say.
+pub async fn kind(client: &Client, name: &KindName) -> Result<Kind, kube::Error> {
+    let (api, capabilities) = discovery::pinned_kind(client, &name.gvk()).await?;
+    let has_status = capabilities
+        .subresources
+        .iter()
+        .any(|(subresource, _)| subresource.plural == "status" || subresource.plural.ends_with("/status"));
+    Ok(Kind { api, namespaced: capabilities.scope == Scope::Namespaced, has_status })
 }
 
 #[cfg(test)]

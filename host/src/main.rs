@@ -15,7 +15,7 @@ use pilothouse::{
     crd::{self, Limits, ServiceAccountRef},
     inspect, manifests, output,
     plugin::{Engine, GUEST_MEMORY, Plugin, compile},
-    release, render, run, sign,
+    preview, release, render, run, sign,
     telemetry::{self, LogFormat},
     traces::Traces,
     transfer, version,
@@ -59,6 +59,8 @@ enum Command {
     Inspect(inspect::Options),
     /// Show what a plugin makes of a parent, without a cluster.
     Render(render::Options),
+    /// Show what would change in a cluster if a component were the plugin of a reconciler; nothing is changed.
+    Preview(preview::Options),
     /// Print what has to be in the cluster for a plugin, ready for `kubectl apply --server-side -f -`.
     Manifests(ManifestsArguments),
     /// Take the finalizers of this host off all objects of a kind, where there is no host any more that would.
@@ -176,6 +178,10 @@ async fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inspect(options) => inspect::inspect(&options).await?,
         Command::Render(options) => {
             let differs = render::render(&options).await?;
+            return Ok(if differs { ExitCode::from(render::DIFFERENT) } else { ExitCode::SUCCESS });
+        }
+        Command::Preview(options) => {
+            let differs = preview::preview(&options).await?;
             return Ok(if differs { ExitCode::from(render::DIFFERENT) } else { ExitCode::SUCCESS });
         }
         Command::Release(options) => {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::get};
+use jiff::Timestamp;
 use kube::{Client, Config, client::ClientBuilder};
 use prometheus_client::{
     collector::Collector,
@@ -36,6 +37,7 @@ use crate::{
     lease::{self, Term},
     object::Kind,
     queue::{Figures, Wake},
+    reconcile::Revisions,
     store::{Size, Store},
 };
 
@@ -277,16 +279,33 @@ impl Page<'_> {
     }
 
     fn parents_and_stores(&mut self, serving: &[Serving]) -> fmt::Result {
-        self.gauge("pilothouse_revision_info", "The revision that serves", |samples| {
-            serving.iter().try_for_each(|it| {
-                let revision = it.controller.context.revision();
-                let labels = [
-                    ("reconciler", it.handles.reconciler.as_str()),
-                    ("revision", &revision.id),
-                    ("digest", revision.plugin.digest()),
-                ];
-                samples.gauge(labels, 1_u64)
-            })
+        self.gauge("pilothouse_revision_info", "The revisions that serve", |samples| {
+            for it in serving {
+                let Revisions { active, candidate } = it.controller.context.revisions();
+                for revision in std::iter::once(active).chain(candidate.map(|candidate| candidate.revision)) {
+                    let labels = [
+                        ("reconciler", it.handles.reconciler.as_str()),
+                        ("revision", &revision.id),
+                        ("digest", revision.plugin.digest()),
+                    ];
+                    samples.gauge(labels, 1_u64)?;
+                }
+            }
+            Ok(())
+        })?;
+        self.gauge("pilothouse_rollout_parents", "Parents of a revision that takes over step by step", |samples| {
+            for it in serving {
+                let Some(standing) = it.controller.context.standing(Timestamp::now()) else { continue };
+                for (state, count) in [
+                    ("assigned", standing.parents),
+                    ("reconciled", standing.reconciled),
+                    ("failing", standing.failing),
+                    ("not_ready", standing.not_ready),
+                ] {
+                    samples.gauge([("reconciler", it.handles.reconciler.as_str()), ("state", state)], count)?;
+                }
+            }
+            Ok(())
         })?;
         self.gauge("pilothouse_parents", "Parents by state, as in the status of the reconciler", |samples| {
             for it in serving {

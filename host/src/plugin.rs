@@ -165,8 +165,25 @@ impl Plugin {
     /// # Errors
     /// If there is no answer; what the plugin itself refuses is an answer.
     pub async fn reconcile(&self, request: Request, limits: CallLimits) -> Result<Result<Answer, Failure>, CallError> {
+        self.ask(request, limits, Function::Reconcile).await
+    }
+
+    /// The same, for a preview: nothing is to come of the answer.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub async fn preview(&self, request: Request, limits: CallLimits) -> Result<Result<Answer, Failure>, CallError> {
+        self.ask(request, limits, Function::Preview).await
+    }
+
+    async fn ask(
+        &self,
+        request: Request,
+        limits: CallLimits,
+        function: Function,
+    ) -> Result<Result<Answer, Failure>, CallError> {
         let guest = self.reconciler.clone();
-        let (answer, usage) = call(&self.engine, &self.component, limits, Function::Reconcile, |store, instance| {
+        let (answer, usage) = call(&self.engine, &self.component, limits, function, |store, instance| {
             Box::pin(async move {
                 let guest = guest.load(&mut *store, instance)?;
                 let answer = guest.call_reconcile(store, &request.into()).await?;
@@ -174,7 +191,7 @@ impl Plugin {
             })
         })
         .await;
-        self.calls.note(Function::Reconcile, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
+        self.calls.note(function, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
         answer
     }
 

@@ -41,6 +41,7 @@ mod memory;
 #[cfg(test)]
 mod model;
 mod observe;
+pub mod preview;
 mod readiness;
 mod restored;
 mod status;
@@ -48,7 +49,7 @@ mod taken;
 mod tell;
 
 pub use self::{
-    context::{Context, ParentKey, Settings},
+    context::{Candidate, Context, ParentKey, Revisions, Settings},
     events::Events,
 };
 use self::{
@@ -252,7 +253,7 @@ impl<'a> Turn<'a> {
         let mut turn = Self {
             context,
             run,
-            revision: context.revision(),
+            revision: context.revision_of(key),
             memory: context.recall(&key.uid),
             subject: Subject::Absent,
             answered: None,
@@ -692,6 +693,7 @@ impl<'a> Turn<'a> {
             context.events.publish_note(&observed.parent, &context.parent_kind, &context.describe(&key), &note).await;
         }
         if !applied.written.is_empty() || !applied.deleted.is_empty() {
+            memory.made_changes = true;
             tracing::info!(applied = applied.written.len(), deleted = applied.deleted.len(), "children changed");
         }
         if applied.failures.is_empty() {

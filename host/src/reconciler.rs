@@ -17,7 +17,6 @@ use kube::{
     Client,
     api::{Patch, PatchParams},
     core::Selector,
-    discovery::{self, Scope},
 };
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
@@ -27,7 +26,7 @@ use tracing::Instrument as _;
 use crate::{
     claims::Claim,
     controller::{Controller, Watching},
-    crd::{DeletionPolicy, ImageStatus, PluginSource, ReconcilerStatus, Terms},
+    crd::{DeletionPolicy, ImageStatus, PluginSource, ReconcilerStatus, RolloutState, RolloutStatus, Terms},
     declaration::{self, Declaration},
     identity::{Identity, RELEASE_FINALIZER},
     lookup,
@@ -36,10 +35,11 @@ use crate::{
     plugin::{self, describe::KindName},
     policy,
     reconcile::{
-        self, Context, Settings,
+        self, Context, Revisions, Settings,
         finalizer::{self, Ours},
     },
     revision::{History, Kept, Material, Origin, Revision},
+    rollout::{WITHDRAWN, Wait},
     source::{self, Fetched, Image},
     store::Store,
     supervisor::Supervisor,
@@ -60,6 +60,12 @@ const NEVER: Duration = Duration::from_hours(24 * 365 * 30);
 const COUNTS: Duration = Duration::from_secs(10);
 /// Who writes the status of reconcilers.
 const FIELD_MANAGER: &str = "pilothouse";
+/// How often a rollout looks whether it can go on.
+const STEPS: Duration = Duration::from_secs(1);
+
+mod rollout;
+
+use self::rollout::{Determinism, Previewed};
 
 /// Why a revision does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +94,17 @@ enum Error {
     Watch(String),
     #[error("ControllerRevision {0} is not as the host has made it")]
     Changed(String),
+    #[error("failed to read the revisions that are kept")]
+    History(#[source] kube::Error),
+    #[error(
+        "its kinds are {0} and {1}, and two versions of a kind cannot be seen at the same time, as a staged rollout has to; set \
+         spec.rollout.strategy to Immediate for this revision"
+    )]
+    KindVersions(KindName, KindName),
+    #[error("{0}")]
+    Guarded(String),
+    #[error("{0}")]
+    RolledBack(String),
     #[error("failed to write the finalizer of the reconciler, or of a parent that it releases")]
     Finalizer(#[from] finalizer::Error),
     #[error(
@@ -116,10 +133,19 @@ impl Error {
             Self::Status(_) => "StatusNotWritten",
             Self::Watch(_) => "WatchFailed",
             Self::Changed(_) => "RevisionChanged",
+            Self::History(_) => "HistoryNotRead",
+            Self::KindVersions(..) => "KindVersions",
+            Self::Guarded(_) => "RolloutGuarded",
+            Self::RolledBack(_) => "RolledBack",
             Self::Finalizer(_) => "FinalizerNotWritten",
             Self::Blocked(_) => "DeletionBlocked",
             Self::CannotRelease(_) => "CannotRelease",
         }
+    }
+
+    /// Whether the revision works, and is not let in all the same: then it is not tried again for its own sake.
+    fn is_held(&self) -> bool {
+        matches!(self, Self::Guarded(_) | Self::RolledBack(_))
     }
 }
 
@@ -137,6 +163,14 @@ pub struct Reconciler {
     desired: Option<String>,
     /// The image that the spec asks for, as it was fetched last.
     image: Option<Image>,
+    /// How far the latest revision has taken over.
+    rollout: Option<RolloutStatus>,
+    /// What it would change, as the latest preview has shown.
+    previewed: Option<Previewed>,
+    /// Whether its answers were the same each time; none: as it was told before.
+    determinism: Option<Determinism>,
+    /// What the rollout was last seen to wait for.
+    waits_for: Option<Wait>,
 }
 
 /// A revision that serves.
@@ -192,7 +226,21 @@ impl Reconciler {
     pub fn new(supervisor: Supervisor, declared: Declaration) -> Self {
         let identity = Identity::of(&declared.key);
         let metrics = supervisor.metrics.of(&declared.key.to_string());
-        Self { supervisor, declared, identity, metrics, serving: None, problem: None, desired: None, image: None }
+        let rollout = declared.status.as_ref().and_then(|status| status.rollout.clone());
+        Self {
+            supervisor,
+            declared,
+            identity,
+            metrics,
+            serving: None,
+            problem: None,
+            desired: None,
+            image: None,
+            rollout,
+            previewed: None,
+            determinism: None,
+            waits_for: None,
+        }
     }
 
     /// Follows the reconciler as `specs` shows it, until `stop`.
@@ -211,7 +259,7 @@ impl Reconciler {
                 kinds_changed = !self.follow_kinds(&mut specs, &stop).await;
             }
             self.publish().await;
-            let retry = self.problem.as_ref().map(|_| wait);
+            let retry = self.problem.as_ref().filter(|problem| !problem.is_held()).map(|_| wait);
             wait = if retry.is_some() { (wait * 2).min(RETRY.1) } else { RETRY.0 };
             let mut retry = std::pin::pin!(async {
                 match retry {
@@ -221,6 +269,7 @@ impl Reconciler {
             });
             let (mut watching, mut rival) = self.signals();
             let mut counts = self.counts();
+            let mut steps = tokio::time::interval(STEPS);
             // Until something says that there may be another revision to bring up.
             loop {
                 tokio::select! {
@@ -258,6 +307,11 @@ impl Reconciler {
                     Some(()) = changed(&mut watching) => self.publish().await,
                     Some(()) = changed(&mut rival) => self.publish().await,
                     Some(()) = counts.next() => self.publish().await,
+                    _ = steps.tick(), if self.is_rolling() => {
+                        if self.advance().await {
+                            self.publish().await;
+                        }
+                    }
                 }
             }
         }
@@ -353,10 +407,10 @@ impl Reconciler {
             changed |= resolve(&context.client, &kind.name()).await.is_ok_and(|served| served != *kind);
         }
         if changed {
-            let revision = context.revision();
-            let (parent_kind, child_kinds) = self.resolve(&context.client, &revision).await?;
+            let revisions = context.revisions();
+            let (parent_kind, child_kinds) = self.resolve(&context.client, &revisions.all()).await?;
             let selector = binding.selector.clone();
-            let started = self.start(context.client.clone(), selector, parent_kind, child_kinds, revision).await?;
+            let started = self.start(context.client.clone(), selector, parent_kind, child_kinds, revisions).await?;
             self.go(started, binding);
             tracing::info!("its kinds are served in another way: they are watched anew");
         }
@@ -375,7 +429,7 @@ impl Reconciler {
         self.image.clone_from(&plugin.image);
         let material = Material { plugin, config: self.declared.terms.config.clone() };
         self.desired = Some(material.id());
-        self.serve(material).await
+        self.take_over(material).await
     }
 
     /// The last thing that a reconciler does.
@@ -427,25 +481,15 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn fall_back(&mut self) {
-        let last_good = self.declared.status.as_ref().and_then(|status| status.last_good_revision.clone());
-        let Some(last_good) = last_good.filter(|last_good| self.desired.as_ref() != Some(last_good)) else { return };
-        match self.history().find(&last_good).await {
-            Ok(Some(kept)) => match self.serve_again(&last_good, kept).await {
-                Ok(()) => tracing::info!(revision = last_good, "the last good revision serves"),
-                Err(error) => tracing::warn!(
-                    revision = last_good,
-                    "the last good revision does not serve either: {}",
-                    telemetry::chain(&error)
-                ),
-            },
-            Ok(None) => tracing::warn!(revision = last_good, "the last good revision is not kept"),
-            Err(error) => tracing::warn!(revision = last_good, "failed to read the last good revision: {error}"),
-        }
+    fn binding(&self) -> Result<Binding, Error> {
+        let selector = self.declared.terms.selector.clone();
+        let selector = selector.map(Selector::try_from).transpose().map_err(Error::Selector)?.unwrap_or_default();
+        Ok(Binding { account: self.declared.account.user(), selector })
     }
 
-    /// Lets a revision serve that was kept.
-    async fn serve_again(&mut self, id: &str, Kept { origin, config }: Kept) -> Result<(), Error> {
+    /// What a revision that is kept was made of; none if it is not kept.
+    async fn kept(&self, id: &str) -> Result<Option<Material>, Error> {
+        let Some(Kept { origin, config }) = self.history().find(id).await.map_err(Error::History)? else { return Ok(None) };
         let plugin = match origin {
             Origin::Component(bytes) => Fetched { bytes, image: None },
             Origin::Image(image) => {
@@ -454,41 +498,19 @@ impl Reconciler {
             }
         };
         let material = Material { plugin, config };
-        if material.id() != id {
-            return Err(Error::Changed(id.to_owned()));
-        }
-        self.serve(material).await
+        if material.id() == id { Ok(Some(material)) } else { Err(Error::Changed(id.to_owned())) }
     }
 
-    /// Lets a revision serve: beside the one that does until it is ready, then in its place.
-    async fn serve(&mut self, material: Material) -> Result<(), Error> {
-        let selector = self.declared.terms.selector.clone();
-        let selector = selector.map(Selector::try_from).transpose().map_err(Error::Selector)?.unwrap_or_default();
-        let binding = Binding { account: self.declared.account.user(), selector };
-        if let Some(serving) = &self.serving
-            && serving.controller.context.revision().id == material.id()
-            && serving.binding == binding
-        {
-            return Ok(());
-        }
-        let limits = self.settings().limits.of_a_call();
-        let Supervisor { engine, .. } = &self.supervisor;
-        let namespace = self.declared.key.namespace.as_deref();
-        let revision = material.load(engine, namespace, limits, self.metrics.calls.clone()).await?;
+    /// Lets these revisions serve: beside what does until all is ready, then in its place.
+    async fn install(&mut self, revisions: Revisions) -> Result<(), Error> {
+        let binding = self.binding()?;
         let client = self.impersonate(&binding.account)?;
-        let (parent_kind, child_kinds) = self.resolve(&client, &revision).await?;
-        if let Some(serving) = &self.serving
-            && serving.controller.context.parent_kind.group_kind() != parent_kind.group_kind()
-        {
-            let from = serving.controller.context.parent_kind.to_string();
-            return Err(Error::ParentKindChanged { from, to: parent_kind.to_string() });
-        }
+        let (parent_kind, child_kinds) = self.resolve(&client, &revisions.all()).await?;
         self.note_kinds(&child_kinds).await?;
         if !self.declared.has_finalizer(RELEASE_FINALIZER) {
             self.write_finalizer(true).await?;
         }
 
-        let revision = Arc::new(revision);
         let in_place = self.serving.as_ref().filter(|serving| {
             let context = &serving.controller.context;
             serving.binding == binding
@@ -496,24 +518,29 @@ impl Reconciler {
                 && child_kinds.iter().all(|kind| context.child_kinds.contains(kind))
         });
         if let Some(serving) = in_place {
-            serving.controller.context.swap(revision.clone());
-            serving.controller.resync();
+            let context = &serving.controller.context;
+            let before = context.revisions();
+            context.serve(revisions);
+            if before.active.id == context.revisions().active.id {
+                serving.controller.resync_moved(&before);
+            } else {
+                serving.controller.resync();
+            }
         } else {
-            let started =
-                self.start(client, binding.selector.clone(), parent_kind, child_kinds, revision.clone()).await?;
+            let started = self.start(client, binding.selector.clone(), parent_kind, child_kinds, revisions).await?;
             self.go(started, binding);
         }
-        tracing::info!(revision = revision.id, "the revision serves");
-        if let Err(error) = self
-            .history()
-            .keep(&material, usize::try_from(self.declared.terms.revision_history_limit).unwrap_or(5))
-            .await
-        {
+        Ok(())
+    }
+
+    /// Keeps a revision that serves, and the one `beside` it.
+    async fn keep(&self, material: &Material, beside: Option<&str>) {
+        let limit = usize::try_from(self.declared.terms.revision_history_limit).unwrap_or(5);
+        if let Err(error) = self.history().keep(material, beside, limit).await {
             tracing::warn!(
                 "failed to keep the revision, a restart could not fall back to it (see `pilothouse manifests`): {error}"
             );
         }
-        Ok(())
     }
 
     /// Watches for a revision; it does not reconcile yet.
@@ -523,16 +550,18 @@ impl Reconciler {
         selector: Selector,
         parent_kind: Kind,
         child_kinds: Vec<Kind>,
-        revision: Arc<Revision>,
+        revisions: Revisions,
     ) -> Result<Started, Error> {
+        let mut tally = Tally::default();
+        tally.serve(&revisions.active.id, revisions.candidate.as_ref().map(|it| it.revision.id.as_str()));
         let context = Context {
             key: self.declared.key.clone(),
             identity: self.identity.clone(),
             client,
             claims: self.supervisor.claims.clone(),
-            tally: Mutex::new(Tally::of(&revision.id)),
+            tally: Mutex::new(tally),
             metrics: self.metrics.clone(),
-            revision: revision.into(),
+            revisions: revisions.into(),
             trusted: self.declared.status.as_ref().and_then(|status| status.last_good_revision.clone()),
             settings: Arc::new(self.settings()).into(),
             parents: Store::of(&parent_kind),
@@ -597,17 +626,41 @@ impl Reconciler {
         self.supervisor.metrics.client(config, Some(self.metrics.clone())).map_err(Error::Client)
     }
 
-    /// The kinds of a revision, and those that earlier ones may have left something of.
-    async fn resolve(&self, client: &Client, revision: &Revision) -> Result<(Kind, Vec<Kind>), Error> {
-        let description = revision.plugin.description();
-        let parent_kind = resolve(client, &description.parent).await?;
+    /// The kinds of the revisions that serve together, and those that earlier ones may have left something of.
+    async fn resolve(&self, client: &Client, revisions: &[&Revision]) -> Result<(Kind, Vec<Kind>), Error> {
+        let descriptions = || revisions.iter().map(|revision| revision.plugin.description());
+        let mut declared: Vec<&KindName> = Vec::new();
+        for kind in descriptions().flat_map(|description| &description.children) {
+            if !declared.contains(&kind) {
+                declared.push(kind);
+            }
+        }
+        let parents: Vec<_> = descriptions().map(|description| &description.parent).collect();
+        if revisions.len() > 1 {
+            let all = || parents.iter().chain(&declared).copied();
+            for kind in all() {
+                if let Some(other) = all().find(|other| *other != kind && other.is_same_kind(kind)) {
+                    return Err(Error::KindVersions(other.clone(), kind.clone()));
+                }
+            }
+        }
+        let mut parent_kind = None;
+        for parent in parents {
+            let kind = resolve(client, parent).await?;
+            let serves = self.serving.as_ref().map(|serving| &serving.controller.context.parent_kind);
+            if let Some(from) = parent_kind.as_ref().or(serves).filter(|from| from.group_kind() != kind.group_kind()) {
+                return Err(Error::ParentKindChanged { from: from.to_string(), to: kind.to_string() });
+            }
+            parent_kind = Some(kind);
+        }
+        let Some(parent_kind) = parent_kind else { return Err(Error::Watch("no revision serves".to_owned())) };
         let mut child_kinds = Vec::new();
-        for kind in &description.children {
+        for kind in &declared {
             child_kinds.push(resolve(client, kind).await?);
         }
         let applied = self.declared.status.iter().flat_map(|status| &status.applied_kinds);
         // A kind that is declared in another version now is watched already: its objects are the same.
-        let is_declared = |kind: &KindName| description.children.iter().any(|declared| declared.is_same_kind(kind));
+        let is_declared = |kind: &KindName| declared.iter().any(|declared| declared.is_same_kind(kind));
         for kind in applied.filter(|kind| !is_declared(kind)) {
             match resolve(client, kind).await {
                 Ok(kind) => child_kinds.push(kind),
@@ -629,6 +682,7 @@ impl Reconciler {
     /// Notes the kinds in the status, before the first child of one is made.
     async fn note_kinds(&mut self, kinds: &[Kind]) -> Result<(), Error> {
         let mut status = self.declared.status.clone().unwrap_or_default();
+        status.rollout.clone_from(&self.rollout);
         let noted: BTreeSet<_> = kinds.iter().map(Kind::name).collect();
         status.applied_kinds = noted.into_iter().collect();
         self.write(status).await.map_err(Error::Status)
@@ -680,16 +734,19 @@ impl Reconciler {
         } else if let Some(Image { reference, digest, .. }) = self.image.clone() {
             status.image = Some(ImageStatus { reference, digest });
         }
+        status.rollout = self.told_rollout();
         let watching = self.serving.as_ref().map(|serving| serving.controller.watching().borrow().clone());
         if let Some(serving) = &self.serving {
             let context = &serving.controller.context;
-            let revision = context.revision();
+            let revisions = context.revisions();
+            let active = &revisions.active;
             let api = &context.parent_kind.api;
             status.parent_kind =
                 Some(format!("{}.{}.{}", api.kind, api.version, api.group).trim_end_matches('.').to_owned());
-            status.finalizer = revision.plugin.has_finalizer().then(|| context.finalizer());
-            status.last_good_revision = Some(revision.id.clone());
-            status.active_revision = Some(revision.id.clone());
+            let cleans_up = revisions.all().iter().any(|revision| revision.plugin.has_finalizer());
+            status.finalizer = cleans_up.then(|| context.finalizer());
+            status.last_good_revision = Some(active.id.clone());
+            status.active_revision = Some(active.id.clone());
             status.parents = context.known_parents().or(status.parents);
         }
         let rival = self.serving.as_ref().and_then(|serving| serving.controller.context.rival.borrow().clone());
@@ -704,6 +761,7 @@ impl Reconciler {
         let ok = |reason: &'static str| ("True", reason, String::new());
         let loaded = match (&problem, &self.serving) {
             (None, _) => ok("Loaded"),
+            _ if self.problem.as_ref().is_some_and(Error::is_held) => ok("Loaded"),
             (Some((reason, message)), _) => ("False", *reason, message.clone()),
         };
         let (resolved, verified) = match &self.problem {
@@ -737,9 +795,11 @@ impl Reconciler {
             }
         };
         let degraded = match (&problem, &self.serving) {
-            (Some((reason, message)), Some(serving)) => {
-                ("True", *reason, format!("revision {} serves: {message}", serving.controller.context.revision().id))
-            }
+            (Some((reason, message)), Some(serving)) => (
+                "True",
+                *reason,
+                format!("revision {} serves: {message}", serving.controller.context.revisions().active.id),
+            ),
             _ => ("False", "AsDesired", String::new()),
         };
         // Ready: something serves, and sees all that it has to see.
@@ -754,6 +814,20 @@ impl Reconciler {
                 format!("{} {rival} is older and reconciles some of the parents", declaration::kind(rival)),
             ),
         };
+        let progressing = match status.rollout.as_ref() {
+            None => ("False", "Complete", String::new()),
+            Some(rollout) => {
+                let (value, reason) = match rollout.state {
+                    RolloutState::Progressing => ("True", "Progressing"),
+                    RolloutState::Paused => ("False", "Paused"),
+                    RolloutState::Complete => ("False", "Complete"),
+                    RolloutState::RolledBack if rollout.reason == WITHDRAWN => ("False", WITHDRAWN),
+                    RolloutState::RolledBack => ("False", "RolledBack"),
+                    RolloutState::Refused => ("False", "RolloutGuarded"),
+                };
+                (value, reason, rollout.message.clone())
+            }
+        };
         let all = [
             ("Resolved", resolved),
             ("Verified", verified),
@@ -762,9 +836,11 @@ impl Reconciler {
             ("Watching", watched),
             ("Ready", ready),
             ("Degraded", degraded),
+            ("Progressing", progressing),
             ("Conflict", conflict),
         ];
-        for (kind, (value, reason, message)) in all {
+        let determinism = self.determinism.clone().map(|determinism| ("Deterministic", determinism));
+        for (kind, (value, reason, message)) in all.into_iter().chain(determinism) {
             set_condition(status, self.declared.metadata.generation, kind, value, reason, message);
         }
     }
@@ -783,6 +859,7 @@ impl Reconciler {
             ("desiredRevision", status.desired_revision.is_none()),
             ("finalizer", status.finalizer.is_none()),
             ("image", status.image.is_none()),
+            ("rollout", status.rollout.is_none()),
         ] {
             if gone {
                 body["status"][name] = serde_json::Value::Null;
@@ -819,13 +896,7 @@ fn is_absent(error: &kube::Error) -> bool {
 
 /// How the API server serves a kind.
 async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
-    let served = discovery::pinned_kind(client, &name.gvk()).await;
-    let (api, capabilities) = served.map_err(|error| Error::KindMissing(name.clone(), error.into()))?;
-    let has_status = capabilities
-        .subresources
-        .iter()
-        .any(|(subresource, _)| subresource.plural == "status" || subresource.plural.ends_with("/status"));
-    Ok(Kind { api, namespaced: capabilities.scope == Scope::Namespaced, has_status })
+    lookup::kind(client, name).await.map_err(|error| Error::KindMissing(name.clone(), error.into()))
 }
 
 fn set_condition(

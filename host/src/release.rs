@@ -17,6 +17,7 @@ use kube::{
 use serde::Serialize;
 
 use crate::{
+    declaration,
     identity::{self, Identity},
     lease, lookup,
     object::{Kind, Object, ObjectKey},
@@ -38,7 +39,7 @@ pub struct Options {
     /// The kind, as in myapps, MyApp or myapps.mygroup.example.com.
     kind: String,
     /// Only the finalizer of this reconciler: the name of a ClusterReconciler, or NAMESPACE/NAME of a Reconciler.
-    #[arg(long, value_name = "NAME", value_parser = reconciler)]
+    #[arg(long, value_name = "NAME", value_parser = declaration::key_of)]
     reconciler: Option<ObjectKey>,
     /// Do not ask.
     #[arg(short, long)]
@@ -52,14 +53,6 @@ pub struct Options {
     /// How the outcome is shown; with json the question goes to standard error.
     #[arg(short, long, value_enum, default_value_t)]
     output: output::Format,
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "as clap asks")]
-fn reconciler(text: &str) -> Result<ObjectKey, String> {
-    Ok(match text.split_once('/') {
-        Some((namespace, name)) => ObjectKey { namespace: Some(namespace.to_owned()), name: name.to_owned() },
-        None => ObjectKey { namespace: None, name: text.to_owned() },
-    })
 }
 
 /// Why nothing was released.

@@ -130,11 +130,11 @@ impl History {
         }))
     }
 
-    /// Keeps a revision that serves, and forgets the oldest ones beyond `limit` others.
+    /// Keeps a revision that serves, and forgets the oldest ones beyond `limit` others; never that of the id `beside`.
     ///
     /// # Errors
     /// If the API server refuses; nothing depends on it but falling back.
-    pub async fn keep(&self, material: &Material, limit: usize) -> Result<(), kube::Error> {
+    pub async fn keep(&self, material: &Material, beside: Option<&str>, limit: usize) -> Result<(), kube::Error> {
         let name = self.name(&material.id());
         let selector = ListParams::default().labels(&format!("{RECONCILER_LABEL}={}", self.identity.label()));
         let mut kept = self.api.list(&selector).await?.items;
@@ -153,7 +153,8 @@ impl History {
             };
             self.api.create(&PostParams::default(), &revision).await?;
         }
-        kept.retain(|revision| revision.name_any() != name);
+        let beside = beside.map(|beside| self.name(beside));
+        kept.retain(|revision| revision.name_any() != name && Some(revision.name_any()) != beside);
         kept.sort_by_key(|revision| std::cmp::Reverse(revision.revision));
         for old in kept.iter().skip(limit) {
             self.api.delete(&old.name_any(), &DeleteParams::default()).await?;

@@ -343,6 +343,10 @@ pub struct Memory {
     pub seen: Option<String>,
     /// The revision that it was last reconciled with.
     pub revision: Option<String>,
+    /// Whether children were written since the status was last told.
+    pub made_changes: bool,
+    /// The revision to which it is pinned in vain, and that was told.
+    pub pin: Option<String>,
     /// Whether our finalizer was on it when it was last seen.
     pub finalizer: bool,
     /// Whether an answer of the plugin was ever acted upon. None: that was before our time, so it may have been.

@@ -139,7 +139,8 @@ impl Supervisor {
         if let Some(same) = same {
             same.declared.send_if_modified(|known| {
                 // Our own status is no news.
-                let news = known.metadata.generation != declaration.metadata.generation;
+                let news = known.metadata.generation != declaration.metadata.generation
+                    || known.allowed_rollout() != declaration.allowed_rollout();
                 *known = declaration;
                 news
             });

@@ -16,9 +16,9 @@ const PLACES: [(&str, &str); 5] = [
 ];
 
 /// Words in these places that are no reasons, and reasons that are made elsewhere.
-const NO_REASONS: [&str; 9] =
-    ["True", "False", "Unknown", "Permitted", "Watching", "Loaded", "Ready", "Degraded", "Conflict"];
-const ELSEWHERE: [&str; 13] = [
+const NO_REASONS: [&str; 10] =
+    ["True", "False", "Unknown", "Permitted", "Watching", "Loaded", "Ready", "Degraded", "Conflict", "Deterministic"];
+const ELSEWHERE: [&str; 21] = [
     "PruneHeld",
     "ReconcileSuccess",
     "ReconcilePaused",
@@ -32,6 +32,14 @@ const ELSEWHERE: [&str; 13] = [
     "WaitsForDeletion",
     "WatchCircuitOpen",
     "WatchCircuitClosed",
+    "AnswersDiffer",
+    "NotPreviewed",
+    "PinIgnored",
+    "Previewed",
+    "RolloutComplete",
+    "RolloutStep",
+    "SameAnswer",
+    "Withdrawn",
 ];
 
 /// The words in quotes between a place and the end of what begins there.

@@ -42,8 +42,8 @@ async fn c45_a_restart_with_a_thousand_parents_writes_nothing_and_an_edit_overta
     let stand = stand
         .restart(async |ns| {
             let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
-            edit(&reconcilers, "c45-thousand", json!({"spec": {"config": {"busy": 50}, "limits": {"timeout": "30s"}}}))
-                .await;
+            let spec = json!({"config": {"busy": 50}, "limits": {"timeout": "30s"}, "rollout": {"preview": "Off"}});
+            edit(&reconcilers, "c45-thousand", json!({"spec": spec})).await;
         })
         .await;
     // The last one in any order that there may be.

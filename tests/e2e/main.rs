@@ -22,6 +22,7 @@ mod observability;
 mod release;
 mod remote;
 mod restore;
+mod rollout;
 mod seed;
 mod soak;
 mod swap;

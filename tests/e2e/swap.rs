@@ -132,7 +132,7 @@ async fn a_plugin_is_swapped_under_load_and_a_broken_one_is_refused() {
 #[tokio::test]
 async fn a_running_call_ends_on_the_revision_that_it_began_with() {
     let cluster = Cluster::start();
-    patch_reconciler(&cluster, "mirror", &json!({"limits": {"timeout": "1m"}}));
+    patch_reconciler(&cluster, "mirror", &json!({"limits": {"timeout": "1m"}, "rollout": {"preview": "Off"}}));
     let host = cluster.run_host();
     let ns = cluster.namespace("running").await;
     // The other version is compiled already when it is to take over, which is quicker than the call.
@@ -388,7 +388,8 @@ async fn c42_a_new_revision_that_wants_nothing_any_more_is_held_until_it_is_allo
     ns.widget("w", json!({"reply": {"children": [config_map("a", "1"), config_map("b", "1")]}})).await;
     synced(&ns.widgets(), "w").await;
 
-    patch_reconciler(&cluster, "mirror", &json!({"config": {"forget": true}}));
+    // Without a look before, which would see it, too.
+    patch_reconciler(&cluster, "mirror", &json!({"config": {"forget": true}, "rollout": {"preview": "Off"}}));
     let message = crate::cluster::refused(&ns.widgets(), "w", "PruneHeld").await;
     assert!(message.contains("all 2 children") && message.contains("pilothouse.dev/allow-prune="), "{message}");
     // Also after a restart, since it has never been allowed.

@@ -183,17 +183,20 @@ pub enum Function {
     Reconcile,
     /// `finalizer.finalize`
     Finalize,
+    /// `reconciler.reconcile`, for a preview.
+    Preview,
 }
 
 impl Function {
-    const ALL: [Self; 3] = [Self::Describe, Self::Reconcile, Self::Finalize];
+    const ALL: [Self; 4] = [Self::Describe, Self::Reconcile, Self::Finalize, Self::Preview];
 
-    /// Its name in the contract.
+    /// Its name in metrics: that in the contract, but for a preview.
     pub fn name(self) -> &'static str {
         match self {
             Self::Describe => "describe",
             Self::Reconcile => "reconcile",
             Self::Finalize => "finalize",
+            Self::Preview => "preview",
         }
     }
 }

@@ -6,12 +6,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
+use jiff::Timestamp;
 use kube::{Api, Client, api::ListParams, core::Selector};
 use tokio::sync::watch;
 
 use super::{
     Events,
     finalizer::{self, Ours},
+    handles,
     remote::Record,
     status,
     tell::Told,
@@ -24,6 +26,7 @@ use crate::{
     object::{Kind, Object, ObjectKey},
     plugin::ConditionStatus,
     revision::Revision,
+    rollout::{self, Health, Standing},
     state::{ChildKey, LastStatus, Memory},
     store::Store,
     tally::{Outcome, Tally},
@@ -62,7 +65,7 @@ pub struct Context {
     /// Who else claims its parents.
     pub claims: Arc<Claims>,
     /// What serves now. A reconcile keeps the one that it began with.
-    pub revision: RwLock<Arc<Revision>>,
+    pub revisions: RwLock<Revisions>,
     /// The revision that served last, before this host started.
     pub trusted: Option<String>,
     /// What holds from the next call on, whatever the revision.
@@ -93,6 +96,56 @@ pub struct Context {
     pub rival: watch::Sender<Option<ObjectKey>>,
 }
 
+/// The revisions that serve.
+#[derive(Clone)]
+pub struct Revisions {
+    /// The one that has the parents which no other has.
+    pub active: Arc<Revision>,
+    /// One that takes over from it, step by step.
+    pub candidate: Option<Candidate>,
+}
+
+/// A revision that takes over from another.
+#[derive(Clone)]
+pub struct Candidate {
+    /// The revision.
+    pub revision: Arc<Revision>,
+    /// Its share of the parents.
+    pub percent: u8,
+    /// When it began to take over.
+    pub started: Timestamp,
+}
+
+impl Revisions {
+    /// One, for all parents.
+    pub fn only(active: Arc<Revision>) -> Self {
+        Self { active, candidate: None }
+    }
+
+    /// The one for a parent: that to which it is pinned, if it serves, else by its UID.
+    pub fn of(&self, uid: &str, parent: Option<&Object>) -> &Arc<Revision> {
+        let Some(candidate) = &self.candidate else { return &self.active };
+        let pin = parent.and_then(|parent| parent.annotation(handles::REVISION));
+        let goes_over = match pin {
+            Some(pin) if pin == candidate.revision.id => true,
+            Some(pin) if pin == self.active.id => false,
+            _ => rollout::is_among(uid, candidate.percent),
+        };
+        if goes_over { &candidate.revision } else { &self.active }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<&Revision> {
+        let candidate = self.candidate.as_ref().map(|candidate| &*candidate.revision);
+        std::iter::once(&*self.active).chain(candidate).collect()
+    }
+
+    /// Whether a revision of this id serves.
+    pub fn has(&self, id: &str) -> bool {
+        self.active.id == id || self.candidate.as_ref().is_some_and(|candidate| candidate.revision.id == id)
+    }
+}
+
 /// What a reconciler allows, apart from its revision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
@@ -106,14 +159,22 @@ pub struct Settings {
 
 impl Context {
     /// What serves now.
-    pub fn revision(&self) -> Arc<Revision> {
-        self.revision.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn revisions(&self) -> Revisions {
+        self.revisions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets another revision serve, from the next reconcile on.
-    pub fn swap(&self, revision: Arc<Revision>) {
-        self.tally().serve(&revision.id);
-        *self.revision.write().unwrap_or_else(PoisonError::into_inner) = revision;
+    /// Lets other revisions serve, from the next reconcile on.
+    pub fn serve(&self, revisions: Revisions) {
+        let candidate = revisions.candidate.as_ref().map(|candidate| candidate.revision.id.as_str());
+        self.tally().serve(&revisions.active.id, candidate);
+        *self.revisions.write().unwrap_or_else(PoisonError::into_inner) = revisions;
+    }
+
+    /// The revision of a parent, which may be gone.
+    pub fn revision_of(&self, parent: &ParentKey) -> Arc<Revision> {
+        let known = self.parents.get(&parent.object).filter(|known| known.uid() == parent.uid);
+        let known = known.or_else(|| self.vanished(&parent.uid));
+        self.revisions().of(&parent.uid, known.as_deref()).clone()
     }
 
     /// What holds now.
@@ -200,6 +261,11 @@ impl Context {
         self.claims.rival(&self.key, &self.parent_kind.group_kind(), namespace.as_deref(), || parent.labels())
     }
 
+    /// Whether another reconciler has this parent in our place.
+    pub fn is_others(&self, parent: &Object) -> bool {
+        self.rival(parent).is_some()
+    }
+
     /// All objects of a kind that this reconciler may see.
     pub fn all(&self, kind: &Kind) -> Api<Object> {
         kind.objects(&self.client, self.key.namespace.as_deref())
@@ -257,11 +323,33 @@ impl Context {
         complete.then(|| self.parent_counts())
     }
 
+    /// How the parents of the revision that takes over are; none if there is none. Those that a person has stopped, that are being deleted,
+    /// or that another reconciler has, tell nothing of it.
+    pub fn standing(&self, now: Timestamp) -> Option<Standing> {
+        let revisions = self.revisions();
+        let candidate = revisions.candidate.as_ref()?;
+        let parents = self.parents.all();
+        let counts = |parent: &&Arc<Object>| {
+            !parent.is_deleting() && !handles::is_set(parent, handles::PAUSED) && !self.is_others(parent)
+        };
+        let has = |parent: &&Arc<Object>| revisions.of(parent.uid(), Some(parent)).id == candidate.revision.id;
+        let tally = self.tally();
+        let mut standing = Standing { all: parents.len(), ..Standing::default() };
+        for parent in parents.iter().filter(has).filter(counts) {
+            standing.add(tally.with_candidate(parent.uid()), candidate.started, now);
+        }
+        Some(standing)
+    }
+
     pub(super) fn note(&self, parent: &Object, revision: &str, succeeded: bool, told: Option<&Told<'_>>) {
         let mut tally = self.tally();
         let published = || Some(status::live_condition(parent, "Ready")?.0 == ConditionStatus::True.as_str());
         let ready = told.map(Told::is_ready).or_else(|| if tally.knows(parent.uid()) { None } else { published() });
-        tally.note(parent.uid(), Outcome { revision, succeeded, ready });
+        let before = || Health {
+            failing: status::unmet_since(parent, "Synced"),
+            not_ready: status::unmet_since(parent, "Ready"),
+        };
+        tally.note(parent.uid(), Outcome { revision, succeeded, ready, now: Timestamp::now() }, before);
     }
 
     pub(super) fn recall(&self, uid: &str) -> Memory {

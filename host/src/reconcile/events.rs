@@ -1,4 +1,4 @@
-//! Kubernetes Events on parents, as the host: on a transition of `Synced`, and those that the plugin asks for. Once each.
+//! Kubernetes Events, as the host: on parents, on a transition of `Synced`, and those that the plugin asks for; and on reconcilers. Once each.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -7,10 +7,13 @@ use kube::{
 };
 
 use super::{
+    handles,
     memory::Note,
     status::{CIRCUIT_OPEN, CIRCUIT_OPEN_MESSAGE},
 };
 use crate::{
+    declaration::{self, Declaration},
+    identity,
     object::{Kind, Object},
     plugin::{self, EventKind},
 };
@@ -92,6 +95,29 @@ impl Events {
         self.publish(parent, kind, EventType::Warning, note.reason, &message).await;
     }
 
+    /// It is pinned to a revision that does not serve.
+    pub(super) async fn publish_pin_ignored(&self, parent: &Object, kind: &Kind, pin: &str, revision: &str) {
+        let message = format!(
+            "pinned to revision {pin:?} by annotation {}, which does not serve; it has revision {revision}",
+            handles::REVISION
+        );
+        self.publish(parent, kind, EventType::Warning, "PinIgnored", &message).await;
+    }
+
+    /// Something has happened to a reconciler.
+    pub(crate) async fn publish_of_reconciler(&self, of: &Declaration, bad: bool, reason: &str, note: &str) {
+        let type_ = if bad { EventType::Warning } else { EventType::Normal };
+        let reference = ObjectReference {
+            api_version: Some(format!("{}/v1alpha1", identity::DOMAIN)),
+            kind: Some(declaration::kind(&of.key).to_owned()),
+            name: Some(of.key.name.clone()),
+            namespace: of.key.namespace.clone(),
+            uid: of.metadata.uid.clone(),
+            ..ObjectReference::default()
+        };
+        self.record(&reference, type_, reason, "Rollout", note).await;
+    }
+
     /// Fields of the status that were written and are not kept.
     pub(super) async fn publish_pruned(&self, parent: &Object, kind: &Kind, fields: &[String]) {
         let message = format!(
@@ -104,14 +130,6 @@ impl Events {
     }
 
     async fn publish(&self, parent: &Object, kind: &Kind, type_: EventType, reason: &str, note: &str) {
-        let end = note.floor_char_boundary(MAX_NOTE);
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note[..end].to_owned()).filter(|note| !note.is_empty()),
-            action: "Reconcile".to_owned(),
-            secondary: None,
-        };
         let key = parent.key();
         let reference = ObjectReference {
             api_version: Some(kind.api.api_version.clone()),
@@ -121,8 +139,20 @@ impl Events {
             uid: Some(parent.uid().to_owned()),
             ..ObjectReference::default()
         };
+        self.record(&reference, type_, reason, "Reconcile", note).await;
+    }
+
+    async fn record(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: &str) {
+        let end = note.floor_char_boundary(MAX_NOTE);
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note[..end].to_owned()).filter(|note| !note.is_empty()),
+            action: action.to_owned(),
+            secondary: None,
+        };
         // An Event is a courtesy: the condition says the same.
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
+        if let Err(error) = self.recorder.publish(&event, about).await {
             tracing::warn!(reason, "failed to publish an Event: {error}");
         }
     }

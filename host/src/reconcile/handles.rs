@@ -11,6 +11,8 @@ pub const PAUSED: &str = "pilothouse.dev/paused";
 pub const RECONCILE_REQUESTED_AT: &str = "pilothouse.dev/reconcile-requested-at";
 /// `"true"`: when the parent is deleted, let it go without cleanup. For what cannot be cleaned up any more.
 pub const ABANDON_CLEANUP: &str = "pilothouse.dev/abandon-cleanup";
+/// The id of a revision: while a rollout goes on, the parent has this one of the two that serve, whatever its share.
+pub const REVISION: &str = "pilothouse.dev/revision";
 
 /// Whether the parent carries this annotation with the value `"true"`.
 pub(super) fn is_set(parent: &Object, annotation: &str) -> bool {

@@ -38,6 +38,23 @@ pub(super) struct Publish<'a> {
     pub(super) conditions: Vec<Condition>,
     /// The field manager of this parent.
     pub(super) manager: &'a str,
+    /// Whether children were written: then it is news which revision did that, also if all else is as it was told.
+    pub(super) made_changes: bool,
+}
+
+/// What `Synced` says of the revision that it is about.
+const BY_REVISION: &str = "by revision ";
+
+/// The message of `Synced` where all is well: which revision the parent is as it is by, and what else there is to tell.
+pub(super) fn success_message(revision: &str, more: &str) -> String {
+    let stop = if more.is_empty() { "" } else { "; " };
+    format!("{BY_REVISION}{revision}{stop}{more}")
+}
+
+/// The rest of such a message.
+fn without_revision(message: &str) -> &str {
+    let Some(rest) = message.strip_prefix(BY_REVISION) else { return message };
+    rest.split_once("; ").map_or("", |(_, more)| more)
 }
 
 /// Why the status was not written.
@@ -65,7 +82,15 @@ pub(super) async fn publish(
     let owned = owned_status(parent, publish.manager);
     let wanted = wanted(&live, &owned, publish, parent.generation(), Timestamp::now());
     let changes = merge_diff(&live, &wanted);
-    let sent = digest_without_times(&wanted);
+    let lasting = |status: &Map<String, Value>| match publish.made_changes {
+        true => status.clone(),
+        // A new revision of which nothing is different is no news, or it would write to each parent (`C54`).
+        false => without_revisions(status),
+    };
+    if lasting(&live) == lasting(&wanted) {
+        return Ok(None);
+    }
+    let sent = digest_without_times(&lasting(&wanted));
     let kept = digest_object(&live);
     // What the schema drops or rewrites differs for ever; sending it again would not help.
     let known = last.as_ref().is_some_and(|last| last.sent == sent && last.kept == kept);
@@ -239,6 +264,18 @@ fn dropped(sent: &Map<String, Value>, kept: &Map<String, Value>) -> Vec<String> 
     dropped
 }
 
+fn without_revisions(status: &Map<String, Value>) -> Map<String, Value> {
+    let mut status = status.clone();
+    let conditions = status.get_mut("conditions").and_then(Value::as_array_mut).into_iter().flatten();
+    for condition in conditions.filter(|condition| condition["type"] == "Synced") {
+        let message = condition["message"].as_str().map(without_revision).unwrap_or_default().to_owned();
+        if let Some(condition) = condition.as_object_mut() {
+            condition.insert("message".to_owned(), message.into());
+        }
+    }
+    status
+}
+
 fn digest_without_times(status: &Map<String, Value>) -> Digest {
     let mut status = Value::from(status.clone());
     let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
@@ -260,13 +297,21 @@ pub(super) fn live_condition(parent: &Object, kind: &str) -> Option<(String, Str
     Some((text("status"), text("reason")))
 }
 
-/// Whether `Synced` has this message already.
+/// Since when the condition of that type on the parent is not True; none if it is, or is not told.
+pub(super) fn unmet_since(parent: &Object, kind: &str) -> Option<Timestamp> {
+    let status = live_status(parent).ok()?;
+    let mut conditions = status.get("conditions")?.as_array()?.iter();
+    let condition = conditions.find(|condition| condition["type"] == kind && condition["status"] != "True")?;
+    condition["lastTransitionTime"].as_str()?.parse().ok()
+}
+
+/// Whether `Synced` tells this already.
 pub(super) fn tells(parent: &Object, message: &str) -> bool {
     let Ok(status) = live_status(parent) else { return false };
     let mut conditions = status.get("conditions").and_then(Value::as_array).into_iter().flatten();
     conditions.any(|condition| {
         condition.get("type").is_some_and(|kind| kind == "Synced")
-            && condition.get("message").is_some_and(|told| told == message)
+            && condition["message"].as_str().is_some_and(|told| without_revision(told) == message)
     })
 }
 
@@ -317,8 +362,35 @@ mod tests {
     }
 
     fn want(live: &Value, owned: &Value, report: Option<&Report>, host: Vec<Condition>, now: i64) -> Value {
-        let publish = Publish { report, conditions: host, manager: MANAGER };
+        let publish = Publish { report, conditions: host, manager: MANAGER, made_changes: false };
         wanted(&object(live.clone()), &object(owned.clone()), &publish, 3, at(now)).into()
+    }
+
+    #[test]
+    fn a_revision_of_which_nothing_is_different_is_no_news() {
+        let status = |message: &str| {
+            object(
+                json!({"n": 1, "conditions": [{"type": "Ready", "message": "by revision a"}, {"type": "Synced", "message": message}]}),
+            )
+        };
+        let (a, b) = (success_message("a", ""), success_message("b", ""));
+        assert_eq!(without_revisions(&status(&a)), without_revisions(&status(&b)));
+        // As hosts of before had it.
+        assert_eq!(without_revisions(&status(&a)), status(""));
+        let handled = success_message("b", "reconciled as requested");
+        assert_eq!(handled, "by revision b; reconciled as requested");
+        assert_eq!(without_revisions(&status(&handled)), status("reconciled as requested"));
+        assert_eq!(without_revisions(&status("revision b: it crashed")), status("revision b: it crashed"));
+    }
+
+    #[test]
+    fn since_when_a_condition_is_unmet_is_on_the_parent() {
+        let parent = json!({"metadata": {"name": "w"}, "status": {"conditions": [
+            {"type": "Synced", "status": "False", "lastTransitionTime": "1970-01-01T00:00:07Z"},
+            {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:00:07Z"}]}});
+        let parent = Object::from_json(&parent.to_string()).unwrap();
+        assert_eq!(unmet_since(&parent, "Synced"), Some(at(7)));
+        assert_eq!((unmet_since(&parent, "Ready"), unmet_since(&parent, "Other")), (None, None));
     }
 
     #[test]

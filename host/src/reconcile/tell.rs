@@ -2,7 +2,7 @@
 
 use tracing::{Instrument as _, Span, debug_span};
 
-use super::{Context, Error, Subject, Turn, handles, plan::in_waves, readiness::is_ready, status};
+use super::{Context, Error, PAUSED, Subject, Turn, handles, plan::in_waves, readiness::is_ready, status};
 use crate::{
     lookup,
     object::Object,
@@ -97,9 +97,12 @@ impl Turn<'_> {
         let (context, memory) = (self.context, &mut self.memory);
         context.note(parent, &self.revision.id, outcome.is_ok(), told);
         let handled = handles::handled(parent);
+        let revision = &self.revision.id;
         let (status, reason, message) = match outcome {
-            Ok(()) => (ConditionStatus::True, SUCCESS, handled.as_str()),
-            Err((category, message)) => (ConditionStatus::False, *category, message.as_str()),
+            Ok(()) => (ConditionStatus::True, SUCCESS, status::success_message(revision, &handled)),
+            // That is by a person.
+            Err((PAUSED, message)) => (ConditionStatus::False, PAUSED, message.clone()),
+            Err((category, message)) => (ConditionStatus::False, *category, format!("revision {revision}: {message}")),
         };
         let now = Some((status.as_str().to_owned(), reason.to_owned()));
         let before = context.synced(parent, memory);
@@ -113,6 +116,11 @@ impl Turn<'_> {
             }
             memory.handled = Some(handled.clone());
         }
+        let pin = parent.annotation(handles::REVISION).filter(|pin| !context.revisions().has(pin));
+        if let Some(pin) = pin.as_ref().filter(|pin| memory.pin.as_ref() != Some(pin)) {
+            context.events.publish_pin_ignored(parent, &context.parent_kind, pin, revision).await;
+        }
+        memory.pin = pin;
         let circuit_open = self.run.circuit_open;
         if std::mem::replace(&mut memory.circuit_open, circuit_open) != circuit_open {
             context.events.publish_circuit(parent, &context.parent_kind, circuit_open).await;
@@ -123,17 +131,18 @@ impl Turn<'_> {
         if !context.parent_kind.tells_status() {
             return true;
         }
-        let synced =
-            Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message: message.to_owned() };
+        let synced = Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message };
         let manager = context.manager(parent);
         let ready = told.map(|told| told.ready.clone());
         let conditions = [Some(synced), ready, circuit_open.then(status::unresponsive)].into_iter().flatten().collect();
-        let publish = status::Publish { report: told.map(|told| told.report), conditions, manager: &manager };
+        let report = told.map(|told| told.report);
+        let publish = status::Publish { report, conditions, manager: &manager, made_changes: memory.made_changes };
         let api = context.parent_api(&parent.key());
         let told_before = memory.status.as_ref().map(|last| last.dropped.clone()).unwrap_or_default();
         let published = status::publish(&api, parent, &publish, &mut memory.status).instrument(debug_span!("status"));
         match published.await {
             Ok(answer) => {
+                memory.made_changes = false;
                 if let Some(answer) = answer {
                     let dropped = memory.status.as_ref().map(|last| last.dropped.as_slice()).unwrap_or_default();
                     if !dropped.is_empty() && dropped != told_before {

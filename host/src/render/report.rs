@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use anstyle::Style;
+use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -226,6 +226,8 @@ impl Rendered {
 
 const CHILD: Style = Style::new().bold();
 const QUIET: Style = Style::new().dimmed();
+const REMOVED: Style = AnsiColor::Red.on_default();
+const ADDED: Style = AnsiColor::Green.on_default();
 
 impl Child {
     /// One that is wanted.
@@ -249,7 +251,8 @@ impl Child {
         }
     }
 
-    fn text(&self) -> io::Result<String> {
+    /// What becomes of it and how, if it was compared; else the document that it is.
+    pub(crate) fn text(&self) -> io::Result<String> {
         let (Some(action), Some(diff)) = (self.action, &self.diff) else { return self.document() };
         let (word, style) = match action {
             Action::Create => ("create", CHILD),
@@ -259,7 +262,7 @@ impl Child {
         };
         let Self { kind, name, .. } = self;
         let namespace = self.namespace.as_ref().map(|namespace| format!("{namespace}/")).unwrap_or_default();
-        Ok(format!("{style}{word} {kind} {namespace}{name}{style:#}\n{diff}"))
+        Ok(format!("{style}{word} {kind} {namespace}{name}{style:#}\n{}", coloured(diff)))
     }
 
     fn document(&self) -> io::Result<String> {
@@ -270,6 +273,15 @@ impl Child {
         };
         Ok(format!("---\n{options}{}", output::to_yaml(object)?))
     }
+}
+
+fn coloured(diff: &str) -> String {
+    let style = |line: &str| match line.chars().next() {
+        Some('-') => REMOVED,
+        Some('+') => ADDED,
+        _ => Style::new(),
+    };
+    diff.lines().map(|line| format!("{0}{line}{0:#}\n", style(line))).collect()
 }
 
 /// Those that are not the default, as the contract writes them.

@@ -51,6 +51,8 @@ struct Reply {
     restless: bool,
     /// Show this plugin's version, and `config.word`, in an annotation on each child.
     versioned: bool,
+    /// Show the digit of this plugin's version in a label on the Pods of each child, a Deployment.
+    labelled: bool,
     /// Show the time of the call in an annotation on each child, as no plugin should.
     stamped: bool,
     /// Fill each child, a ConfigMap, with so many KiB of data.
@@ -266,6 +268,12 @@ impl Reply {
             let version = format!("{} {}", black_box(VERSION), config["word"].as_str().unwrap_or_default());
             for child in self.children.iter_mut().flatten() {
                 child["metadata"]["annotations"] = json!({ "t.example/version": version.trim() });
+            }
+        }
+        if self.labelled {
+            let version = black_box(VERSION).trim_start_matches(|c: char| !c.is_ascii_digit());
+            for child in self.children.iter_mut().flatten() {
+                child["spec"]["template"]["metadata"]["labels"]["t.example/version"] = json!(version);
             }
         }
         if self.stamped {
