@@ -7,6 +7,8 @@ pub mod compile;
 pub mod describe;
 pub mod engine;
 
+#[cfg(test)]
+mod churn;
 mod convert;
 #[cfg(test)]
 mod hostile;

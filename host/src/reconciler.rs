@@ -504,7 +504,11 @@ impl Reconciler {
     /// Lets these revisions serve: beside what does until all is ready, then in its place.
     async fn install(&mut self, revisions: Revisions) -> Result<(), Error> {
         let binding = self.binding()?;
-        let client = self.impersonate(&binding.account)?;
+        // One that serves as this account has a client, with connections that are open.
+        let client = match &self.serving {
+            Some(serving) if serving.binding == binding => serving.controller.context.client.clone(),
+            _ => self.impersonate(&binding.account)?,
+        };
         let (parent_kind, child_kinds) = self.resolve(&client, &revisions.all()).await?;
         self.note_kinds(&child_kinds).await?;
         if !self.declared.has_finalizer(RELEASE_FINALIZER) {

@@ -216,6 +216,11 @@ impl Host {
         line.trim().trim_end_matches(" kB").parse::<f64>().expect("it is a number") / 1024.0
     }
 
+    /// A file of `/proc` about it: `maps` what its memory is made of, `smaps_rollup` how much that is.
+    pub(crate) fn proc(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.pid)).expect("the host runs")
+    }
+
     pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -7,6 +7,7 @@ mod audit;
 mod cluster;
 
 mod cases;
+mod churn;
 mod compile;
 mod conflicts;
 mod crash;
@@ -14,6 +15,7 @@ mod fair;
 mod field;
 mod handles;
 mod images;
+mod idle;
 mod inputs;
 mod kinds;
 mod lease;

@@ -1,4 +1,4 @@
-//! A long time under fire: `make soak`. Parents come, change and go at random while requests fail and the API server restarts. In the end
+//! A long time under fire, a part of `make soak`: parents come, change and go at random while requests fail and the API server restarts. In the end
 //! nothing of ours is left, and the host has not grown.
 //!
 //! `SOAK_SECONDS=60 make soak` is a short form, which says nothing of growth.

@@ -14,7 +14,8 @@ use wit_parser::Resolve;
 use super::{Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request};
 use crate::{metrics::Calls, telemetry};
 
-const LIMITS: CallLimits = CallLimits { memory: 4 << 20, timeout: Duration::from_millis(300), output: 64 << 10 };
+pub(super) const LIMITS: CallLimits =
+    CallLimits { memory: 4 << 20, timeout: Duration::from_millis(300), output: 64 << 10 };
 
 /// Where the texts of a guest are: far from its answer, which begins at 1024, and from what it allocates.
 const TEXTS: usize = 2048;
@@ -23,7 +24,7 @@ const DESCRIPTION: &str =
 const CHILD: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#;
 
 /// A guest in parts.
-struct Guest {
+pub(super) struct Guest {
     /// The child that it answers with, as bytes.
     child: Vec<u8>,
     /// What `reconcile` does before it answers.
@@ -51,6 +52,11 @@ fn escaped(bytes: &[u8]) -> String {
 }
 
 impl Guest {
+    /// One that answers with this child, and does that before it does.
+    pub(super) fn new(child: Vec<u8>, before: &'static str) -> Self {
+        Self { child, before, ..Self::default() }
+    }
+
     /// The answer of the contract, as the canonical ABI lays it out: `result`, then `desired`, whose list of children is at 1100.
     fn wat(&self, package: &str) -> String {
         let Self { child, before, children, case, more, pages } = self;
@@ -90,7 +96,7 @@ impl Guest {
         )
     }
 
-    fn component(&self) -> Vec<u8> {
+    pub(super) fn component(&self) -> Vec<u8> {
         component(&self.wat("pilothouse:plugin"), &contract())
     }
 }
@@ -120,7 +126,7 @@ async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError>
     Plugin::load(engine, None, bytes, LIMITS, Arc::new(Calls::default())).await
 }
 
-fn request() -> Request {
+pub(super) fn request() -> Request {
     let empty = || "{}".to_owned();
     Request { parent: empty(), children: Vec::new(), related: Vec::new(), config: empty(), context: empty() }
 }
