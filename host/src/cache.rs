@@ -265,7 +265,10 @@ mod tests {
 
         fn entries(&self) -> Vec<PathBuf> {
             let tenants = fs::read_dir(self.0.join("pilothouse/shelf")).unwrap();
-            tenants.flat_map(|tenant| fs::read_dir(tenant.unwrap().path()).unwrap()).map(|e| e.unwrap().path()).collect()
+            tenants
+                .flat_map(|tenant| fs::read_dir(tenant.unwrap().path()).unwrap())
+                .map(|e| e.unwrap().path())
+                .collect()
         }
     }
 
@@ -381,7 +384,12 @@ mod tests {
         cache.keep("shelf", None, "key", &mut content(b"one")).unwrap();
         let unfinished = folder.0.join("pilothouse/shelf/_cluster/.0123");
         fs::write(&unfinished, b"half").unwrap();
-        File::options().write(true).open(&unfinished).unwrap().set_modified(SystemTime::now() - UNFINISHED.1 * 2).unwrap();
+        File::options()
+            .write(true)
+            .open(&unfinished)
+            .unwrap()
+            .set_modified(SystemTime::now() - UNFINISHED.1 * 2)
+            .unwrap();
         cache.keep("shelf", None, "other", &mut content(b"two")).unwrap();
         assert!(!unfinished.exists());
     }

@@ -23,8 +23,8 @@ mod source;
 pub use self::{
     rollout::{Guards, Percent, Preview, Rollout, RolloutState, RolloutStatus, RolloutStep, Strategy},
     source::{
-        ConfigMapRef, Cosign, ImageStatus, LocalConfigMapRef, LocalPluginSource, LocalSecretRef, PluginSource, PullPolicy,
-        SecretRef, Verify,
+        ConfigMapRef, Cosign, ImageStatus, LocalConfigMapRef, LocalPluginSource, LocalSecretRef, PluginSource,
+        PullPolicy, SecretRef, Verify,
     },
 };
 

@@ -273,9 +273,13 @@ impl Page<'_> {
     }
 
     fn compilations(&mut self, compilations: &Compilations) -> fmt::Result {
-        self.counter("pilothouse_plugin_loads", "Plugins that were loaded, by where their machine code came from", |samples| {
-            compilations.counts().into_iter().try_for_each(|(from, count)| samples.counter([("from", from)], count))
-        })
+        self.counter(
+            "pilothouse_plugin_loads",
+            "Plugins that were loaded, by where their machine code came from",
+            |samples| {
+                compilations.counts().into_iter().try_for_each(|(from, count)| samples.counter([("from", from)], count))
+            },
+        )
     }
 
     fn parents_and_stores(&mut self, serving: &[Serving]) -> fmt::Result {

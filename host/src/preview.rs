@@ -40,7 +40,6 @@ use crate::{
         report::Child,
     },
     revision::Material,
-    source::Fetched,
     state::{ChildKey, DesiredChild, Tie},
     telemetry,
 };
@@ -181,7 +180,7 @@ pub async fn preview(options: &Options) -> Result<bool, Error> {
         Some(file) => input::config(&input::name(file), &input::read(file)?)?,
         None => declared.terms.config.clone(),
     };
-    let material = Material { plugin: Fetched { bytes, image: None }, config };
+    let material = Material { plugin: bytes.into(), config };
     let limits = declared.terms.limits.of_a_call();
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
     let plugin = Plugin::load(&engine, None, material.plugin.bytes.clone(), limits, Arc::default()).await;

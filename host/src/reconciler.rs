@@ -40,7 +40,7 @@ use crate::{
     },
     revision::{History, Kept, Material, Origin, Revision},
     rollout::{WITHDRAWN, Wait},
-    source::{self, Fetched, Image},
+    source::{self, Image},
     store::Store,
     supervisor::Supervisor,
     tally::Tally,
@@ -489,11 +489,14 @@ impl Reconciler {
 
     /// What a revision that is kept was made of; none if it is not kept.
     async fn kept(&self, id: &str) -> Result<Option<Material>, Error> {
-        let Some(Kept { origin, config }) = self.history().find(id).await.map_err(Error::History)? else { return Ok(None) };
+        let Some(Kept { origin, config }) = self.history().find(id).await.map_err(Error::History)? else {
+            return Ok(None);
+        };
         let plugin = match origin {
-            Origin::Component(bytes) => Fetched { bytes, image: None },
+            Origin::Component(bytes) => bytes.into(),
             Origin::Image(image) => {
-                let source = PluginSource { image: Some(image), config_map: None, path: None, ..self.declared.plugin.clone() };
+                let source =
+                    PluginSource { image: Some(image), config_map: None, path: None, ..self.declared.plugin.clone() };
                 self.supervisor.sources.fetch(self.declared.scope(), &source, None).await?
             }
         };

@@ -21,7 +21,6 @@ use crate::{
     plugin::{Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request, describe::KindName, engine},
     reconcile::{self, desired::Rules},
     revision::Material,
-    source::Fetched,
     state::{Desired, DesiredChild, Finalization},
     telemetry,
 };
@@ -223,7 +222,7 @@ impl Question {
             Some(file) => input::config(&input::name(file), &input::read(file)?)?,
             None => Map::new(),
         };
-        let material = Material { plugin: Fetched { bytes: bytes.to_vec(), image: None }, config };
+        let material = Material { plugin: bytes.to_vec().into(), config };
         let limits = Limits::default();
         let deletion = match options.finalize {
             true => json!({"deletion": {"propagation": "Background"}, "everApplied": true}),

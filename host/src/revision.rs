@@ -49,7 +49,8 @@ impl Material {
     /// The digest of plugin and config: what makes a revision another one.
     pub fn id(&self) -> String {
         let config = Value::from(self.config.clone());
-        let digest = Sha256::new_with_prefix(Sha256::digest(&self.plugin.bytes)).chain_update(config.to_string()).finalize();
+        let digest =
+            Sha256::new_with_prefix(Sha256::digest(&self.plugin.bytes)).chain_update(config.to_string()).finalize();
         identity::hex(&digest, 6)
     }
 

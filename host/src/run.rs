@@ -160,7 +160,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         client: client.clone(),
         registries: Registries::new(&options.registries).context("failed to read the certificates for registries")?,
         cache: cache.clone(),
-        policy: Arc::new(options.verification_policy.as_deref().map(read_verification).transpose()?.unwrap_or_default()),
+        policy: Arc::new(
+            options.verification_policy.as_deref().map(read_verification).transpose()?.unwrap_or_default(),
+        ),
         allow_paths: options.allow_plugin_paths,
     };
     let compiler = Compiler::new(cache, options.compile_timeout, metrics.compilations.clone());

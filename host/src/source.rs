@@ -145,6 +145,13 @@ pub struct Fetched {
     pub image: Option<Image>,
 }
 
+/// From somewhere else than an image.
+impl From<Vec<u8>> for Fetched {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes, image: None }
+    }
+}
+
 /// An image that was pulled.
 #[derive(Clone, Debug)]
 pub struct Image {
@@ -196,7 +203,7 @@ impl Sources {
             }
             _ => return Err(Error::NotOne),
         };
-        Ok(Fetched { bytes, image: None })
+        Ok(bytes.into())
     }
 
     /// Tag → digest → verified → the bytes of that digest. What the host has is asked of nobody.
@@ -307,8 +314,7 @@ impl Sources {
         }
         let credentials = login.credentials().await?;
         let pulled = self.registries.pull(pinned.repository(), digest, credentials).await;
-        let pulled =
-            pulled.map_err(|source| Error::Pull { image: pinned.to_string(), source: Box::new(source) })?;
+        let pulled = pulled.map_err(|source| Error::Pull { image: pinned.to_string(), source: Box::new(source) })?;
         tracing::info!(image = %pinned, bytes = pulled.bytes.len(), "pulled the plugin");
         self.keep(COMPONENTS, namespace, digest.hex(), pulled.bytes.clone()).await;
         let entry = self.find(COMPONENTS, digest.hex()).await;

@@ -24,7 +24,8 @@ async fn loads(host: &Host) -> [u64; 3] {
 
 /// The entries of a cache.
 fn entries(cache: &Path) -> Vec<PathBuf> {
-    let folder = |path: PathBuf| fs::read_dir(path).expect("it is a folder").map(|entry| entry.expect("it is there").path());
+    let folder =
+        |path: PathBuf| fs::read_dir(path).expect("it is a folder").map(|entry| entry.expect("it is there").path());
     folder(cache.join("pilothouse")).flat_map(folder).flat_map(folder).collect()
 }
 
@@ -64,7 +65,8 @@ async fn c48_a_start_compiles_nothing_and_whatever_becomes_of_the_cache_the_plug
     fs::rename(&shelf, shelf.with_file_name("compiled-0123456789abcdef")).expect("it can be renamed");
     fs::create_dir_all(shelf.join("_cluster")).expect("it can be made");
     for entry in entries(&cache) {
-        fs::copy(&entry, shelf.join("_cluster").join(entry.file_name().expect("it has one"))).expect("it can be copied");
+        fs::copy(&entry, shelf.join("_cluster").join(entry.file_name().expect("it has one")))
+            .expect("it can be copied");
     }
     let host = start(&[]);
     assert_eq!(loads(&host).await, [0, 2, 0]);

@@ -125,7 +125,8 @@ async fn c55_c57_an_image_is_what_its_digest_says_and_an_outage_of_its_registry_
     let host = site.start_host(&[]);
     let ns = site.cluster.namespace("images").await;
     ns.widget("w", json!({"reply": {"children": [config_map("w", "1")], "versioned": true}})).await;
-    let told = async |kind: &str, status: &str, reason: &str| told(&reconcilers(&ns), "mirror", kind, status, reason).await;
+    let told =
+        async |kind: &str, status: &str, reason: &str| told(&reconcilers(&ns), "mirror", kind, status, reason).await;
 
     site.install(&site.image("1"));
     let message = told("Resolved", "True", "Resolved").await;
@@ -192,7 +193,8 @@ async fn c55_c57_an_image_is_what_its_digest_says_and_an_outage_of_its_registry_
     site.registry.set_password(Password::Second).expect("it can be written");
     let _host = site.start_host(&[]);
     site.patch(&json!({"image": site.image("3")}));
-    let refusal = format!("registry {} refuses the credential that was given for team/mirror (401)", site.registry.host());
+    let refusal =
+        format!("registry {} refuses the credential that was given for team/mirror (401)", site.registry.host());
     crate::cluster::eventually("the credential is refused", async || {
         told("Degraded", "True", "PullFailed").await.contains(&refusal).then_some(())
     })
@@ -224,13 +226,15 @@ async fn an_image_serves_once_it_is_signed_by_whom_it_has_to_be() {
     site.write_secret("first");
     let pem = fs::read_to_string(&public).expect("it was made");
     // The host wants it signed; what comes from elsewhere it does not take at all.
-    let rule = json!({"images": format!("{}/team", site.registry.host()), "signature": "Required", "publicKeys": [pem]});
+    let rule =
+        json!({"images": format!("{}/team", site.registry.host()), "signature": "Required", "publicKeys": [pem]});
     let policy = site.folder.join("policy.yaml");
     fs::write(&policy, json!({"default": "Denied", "rules": [rule]}).to_string()).expect("it can be written");
     let policy = format!("--verification-policy={}", policy.display());
     let host = site.start_host(&[&policy]);
     let ns = site.cluster.namespace("signed").await;
-    let told = async |kind: &str, status: &str, reason: &str| told(&reconcilers(&ns), "mirror", kind, status, reason).await;
+    let told =
+        async |kind: &str, status: &str, reason: &str| told(&reconcilers(&ns), "mirror", kind, status, reason).await;
 
     site.install(&site.image("1"));
     ns.widget("w", json!({"reply": {"children": [config_map("w", "1")], "versioned": true}})).await;

@@ -66,7 +66,11 @@ impl Compilations {
 
     /// It was compiled, or could not be.
     pub fn compiled(&self, well: bool) {
-        if well { self.compiler.inc() } else { self.failed.inc() };
+        if well {
+            self.compiler.inc()
+        } else {
+            self.failed.inc()
+        };
     }
 
     /// How many came from where.

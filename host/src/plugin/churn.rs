@@ -70,8 +70,8 @@ async fn load(engine: &Arc<Engine>, calls: &Arc<Calls>, number: usize) -> Arc<Re
     let config = Map::from_iter([("number".to_owned(), number.into())]);
     let child = serde_json::to_vec(&config).unwrap();
     let before = "(if (i32.eqz (local.get 1)) (then (unreachable)))";
-    let material = Material { bytes: Guest::new(child, before).component(), config };
-    Arc::new(material.load(engine, LIMITS, calls.clone()).await.unwrap())
+    let material = Material { plugin: Guest::new(child, before).component().into(), config };
+    Arc::new(material.load(engine, None, LIMITS, calls.clone()).await.unwrap())
 }
 
 /// As many calls and swaps, with the resident memory after each tenth of the calls, in MiB.

@@ -26,8 +26,8 @@ use crate::{
         preview::{Exceeded, Question, Summary},
     },
     revision::{Material, Revision},
-    supervisor::Supervisor,
     rollout::{self, Decision, Progress, Standing, Start, WITHDRAWN, Wait},
+    supervisor::Supervisor,
     telemetry,
 };
 
