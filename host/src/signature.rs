@@ -5,7 +5,7 @@
 //! `cosign sign --key` and [`sign`] can be read by each other's [`verify`]. Neither transparency log nor certificates are looked at: a key
 //! that was handed over is proof enough, and works where there is no internet.
 //!
-//! This is not the crate `sigstore`: to check one signature it brings 130 crates, among them clients for OpenID and a browser.
+//! This is not the crate `sigstore`: to check one signature it brings hundreds of crates, among them clients for OpenID and a browser.
 //!
 //! Which artifacts need which key is for [`policy`] to say.
 
