@@ -62,8 +62,7 @@ pub fn kind(key: &ObjectKey) -> &'static str {
 /// Which reconciler a user means: the name of a `ClusterReconciler`, or NAMESPACE/NAME of a `Reconciler`.
 ///
 /// # Errors
-/// None: that is for the API server to say.
-#[expect(clippy::unnecessary_wraps, reason = "as clap asks")]
+/// None: that is for the API server to say. A parser of clap has to be able to.
 pub fn key_of(text: &str) -> Result<ObjectKey, String> {
     Ok(match text.split_once('/') {
         Some((namespace, name)) => ObjectKey { namespace: Some(namespace.to_owned()), name: name.to_owned() },

@@ -298,7 +298,12 @@ impl Seen {
             };
             let mut outcome = Outcome::default();
             match ask.await {
-                Ok(desired) => (found.children, outcome.changes) = self.changes(parent, &desired.children)?,
+                Ok(desired) => {
+                    for (kind, change, child) in self.changes(parent, &desired.children)? {
+                        outcome.changes.push((kind, change));
+                        found.children.push(child);
+                    }
+                }
                 Err(error) => found.error = Some(format!("{}: {}", error.category(), telemetry::chain(&error))),
             }
             outcome.error.clone_from(&found.error);
@@ -316,10 +321,9 @@ impl Seen {
         })
     }
 
-    /// The children that change, for a person, and how, for the summary.
-    fn changes(&self, parent: &Object, wanted: &[DesiredChild]) -> io::Result<(Vec<Child>, Vec<(String, Change)>)> {
+    /// The children that change: their kind, and how.
+    fn changes(&self, parent: &Object, wanted: &[DesiredChild]) -> io::Result<Vec<(String, Change, Child)>> {
         let owned: BTreeMap<_, _> = self.owned_by(parent).collect();
-        let (mut children, mut changes) = (Vec::new(), Vec::new());
         let mut compared = Vec::new();
         for child in wanted {
             // What nothing ties to its parent is found by its name.
@@ -334,17 +338,16 @@ impl Seen {
             let comparison = compare(None, Some(live), kind.is_built_in())?;
             compared.push((kind, comparison.action, Child::named(&key.object, kind, Some(comparison))));
         }
-        for (kind, action, child) in compared {
+        let changes = compared.into_iter().filter_map(|(kind, action, child)| {
             let change = match action {
                 Action::Create => Change::Create,
                 Action::Change => Change::Update,
                 Action::Delete => Change::Delete,
-                Action::Unchanged => continue,
+                Action::Unchanged => return None,
             };
-            changes.push((kind.group_kind(), change));
-            children.push(child);
-        }
-        Ok((children, changes))
+            Some((kind.group_kind(), change, child))
+        });
+        Ok(changes.collect())
     }
 }
 
