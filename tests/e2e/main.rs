@@ -14,7 +14,6 @@ mod crash;
 mod fair;
 mod field;
 mod handles;
-mod idle;
 mod images;
 mod inputs;
 mod kinds;
