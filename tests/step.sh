@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command as one step of a longer work: one line with its duration, and its output only if it fails. On a terminal
-# the last line of output shows while it runs.
+# Runs a command as one step of a longer work: one line with its duration, and its output only if it fails, but for lines that begin
+# with `note: `. On a terminal the last line of output shows while it runs.
 #
 #     tests/step.sh "what it is" command arguments…
 set -u
@@ -21,6 +21,7 @@ if [ -t 2 ]; then
 fi
 if wait "$command"; then
   printf '  ok  %-28s %4ds\n' "$title" $(($(date +%s) - start)) >&2
+  sed -n 's/^note: /      /p' "$log" >&2
 else
   code=$?
   cat "$log" >&2

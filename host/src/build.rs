@@ -1,8 +1,10 @@
-//! `pilothouse build`: from a plugin's Rust crate to the component that the host loads.
+//! `pilothouse build`: from a plugin's source, a crate of Rust or a module of Go, to the component that the host loads.
 //!
-//! Any cargo will do if the machine has a WebAssembly target. Where rustup cannot fetch one, Debian's compiler can build it
+//! For Rust any cargo will do if the machine has a WebAssembly target. Where rustup cannot fetch one, Debian's compiler can build it
 //! together with the standard library (`plugins/setup.sh` installs what that takes). Either way the result goes through
 //! the component encoder, which checks that it keeps the contract that it was built against.
+
+mod go;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,9 +17,9 @@ use wit_component::ComponentEncoder;
 /// What to build.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The folder of the plugin's `Cargo.toml`.
+    /// The folder of the plugin's `Cargo.toml`, or `go.mod`.
     pub dir: PathBuf,
-    /// Where the component goes; without it `plugins/<crate>.wasm` in cargo's target folder.
+    /// Where the component goes; without it `plugins/<crate>.wasm` in cargo's target folder, or for Go `plugin.wasm` in the module's.
     pub output: Option<PathBuf>,
     /// A cargo profile of the author's; without it one that makes the component small.
     pub profile: Option<String>,
@@ -38,7 +40,7 @@ pub struct Built {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no crate to build.
-    #[error("no Rust crate in {}: give the folder of the plugin's Cargo.toml", .0.display())]
+    #[error("no Rust crate and no Go module in {}: give the folder of the plugin's Cargo.toml or go.mod", .0.display())]
     NoCrate(PathBuf),
     /// A program could not be started.
     #[error("failed to run {program}: is it installed and in PATH?")]
@@ -66,7 +68,8 @@ pub enum Error {
     Compile,
     /// The module is no component of the contract.
     #[error(
-        "the module does not make a component: does the crate call `export_plugin!`, and is its SDK of this release?"
+        "the module does not make a component: does it export what the contract asks for (in Rust, by `export_plugin!`), and is its \
+         SDK of this release?"
     )]
     Encode(#[source] anyhow::Error),
     /// A file could not be read or written.
@@ -93,20 +96,22 @@ const PROFILE_SETTINGS: [&str; 6] = [
     "strip='symbols'",
 ];
 
-/// Builds the plugin crate in `options.dir` and returns where its component is. Compiler messages go to stderr.
+/// Builds the plugin in `options.dir` and returns where its component is. Compiler messages go to stderr.
 ///
 /// # Errors
 /// See [`Error`]. A component that was there before stays until the new one is complete.
 pub fn build(options: &Options) -> Result<Built, Error> {
     let start = Instant::now();
-    let package = Package::read(&options.dir)?;
-    let module = package.compile(options.profile.as_deref())?;
-    let module = std::fs::read(&module).map_err(|source| Error::File { path: module, source })?;
-    let component = component(module).map_err(Error::Encode)?;
-    let path = options
-        .output
-        .clone()
-        .unwrap_or_else(|| package.target.join("plugins").join(&package.name).with_extension("wasm"));
+    let (component, default) = if options.dir.join("go.mod").is_file() {
+        (go::component(go::compile(&options.dir)?), options.dir.join("plugin.wasm"))
+    } else {
+        let package = Package::read(&options.dir)?;
+        let module = package.compile(options.profile.as_deref())?;
+        let module = std::fs::read(&module).map_err(|source| Error::File { path: module, source })?;
+        (component(module), package.target.join("plugins").join(&package.name).with_extension("wasm"))
+    };
+    let component = component.map_err(Error::Encode)?;
+    let path = options.output.clone().unwrap_or(default);
     write(&path, &component).map_err(|source| Error::File { path: path.clone(), source })?;
     Ok(Built { path, size: component.len() as u64, duration: start.elapsed() })
 }

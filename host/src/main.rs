@@ -45,7 +45,7 @@ struct Arguments {
 enum Command {
     /// Run the host against the cluster of the pod, or of the kubeconfig.
     Run(run::Options),
-    /// Build the Rust plugin in a directory into a component.
+    /// Build the plugin in a directory, in Rust or Go, into a component.
     Build(BuildArguments),
     /// Push a component into a registry.
     Push(transfer::PushOptions),
@@ -81,7 +81,7 @@ enum Command {
 
 #[derive(clap::Args)]
 struct BuildArguments {
-    /// The crate of the plugin.
+    /// The folder of the plugin: a Rust crate, or a Go module.
     #[arg(default_value = ".")]
     directory: PathBuf,
     /// Where the component goes.

@@ -7,59 +7,67 @@ pub mod compile;
 pub mod describe;
 pub mod engine;
 
+mod answer;
 #[cfg(test)]
 mod churn;
-mod convert;
+mod contract;
 #[cfg(test)]
 mod hostile;
 mod load;
 mod store;
 mod surface;
+#[cfg(test)]
+mod wat;
 
 use std::{
     fs::File,
-    pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use tracing::{Instrument as _, debug_span, field::Empty};
 use wasmtime::{
-    Store, Trap,
+    Store, Trap, WasmBacktrace,
     component::{Instance, InstancePre},
 };
 
-pub(crate) use self::store::CallState;
-use self::store::Refused;
 pub use self::{
-    convert::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
+    answer::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
+    contract::{served as contracts, serves_export},
     describe::Description,
     engine::{Engine, GUEST_MEMORY},
-    load::{Error as LoadError, VERSION as CONTRACT_VERSION, serves_export},
+    load::Error as LoadError,
     store::CallLimits,
     surface::{Format, Surface},
 };
+pub(crate) use self::{contract::serves_import as serves_contract, store::CallState};
+use self::{
+    contract::{Contract, Entered, Mismatch},
+    store::Refused,
+};
 pub use crate::capability::serves as serves_import;
 use crate::{
-    bindings::{
-        exports::pilothouse::plugin::{finalizer, reconciler},
-        pilothouse::plugin::types,
-    },
+    capability::{log::LogRate, wasi},
     metrics::{Calls, Function, Usage},
 };
 
 /// See the module's documentation.
 pub struct Plugin {
-    engine: Arc<Engine>,
+    guest: Guest,
     calls: Arc<Calls>,
-    component: InstancePre<CallState>,
+    contract: Arc<dyn Contract>,
     /// The entry of the cache that it was loaded from, which stays as long as it is in use.
     _file: Option<File>,
-    reconciler: reconciler::GuestIndices,
-    finalizer: Option<finalizer::GuestIndices>,
     relations: bool,
     description: Description,
     digest: String,
+}
+
+/// What the calls of a plugin share.
+struct Guest {
+    engine: Arc<Engine>,
+    component: InstancePre<CallState>,
+    log_rate: Arc<LogRate>,
 }
 
 /// What a plugin is asked with: `request` of the WIT.
@@ -92,6 +100,12 @@ pub enum CallError {
     /// The guest gave up: a panic in most languages.
     #[error("the plugin crashed: {0}")]
     Trap(Trap),
+    /// The guest ended itself: a panic where a language has a program for a plugin.
+    #[error("the plugin crashed: it ended itself with exit code {0}")]
+    Exit(i32),
+    /// The guest asked the host for something that it may not have, or for more of it, or in no way that the contract allows.
+    #[error("the plugin called the host as it may not: {0}")]
+    Refused(String),
     /// The guest could not be started.
     #[error("failed to start the plugin")]
     Instantiate(#[source] wasmtime::Error),
@@ -105,6 +119,9 @@ pub enum CallError {
         /// What the engine says of it.
         source: wasmtime::Error,
     },
+    /// The guest is not of the type that the contract says.
+    #[error("the plugin does not keep the contract that it exports")]
+    Mismatch(#[source] wasmtime::Error),
     /// A bug of the host, which ended this call only.
     #[error("the call ended by a bug in the host; please report it")]
     Host,
@@ -112,11 +129,12 @@ pub enum CallError {
 
 impl CallError {
     /// All categories, in the order of [`Self::place`].
-    pub const CATEGORIES: [&str; 7] = [
+    pub const CATEGORIES: [&str; 8] = [
         "PluginDeadline",
         "PluginMemory",
         "GuestMemoryExhausted",
         "PluginTrap",
+        "PluginCallRefused",
         "PluginNotStarted",
         "PluginAnswerUndecodable",
         "HostError",
@@ -133,10 +151,11 @@ impl CallError {
             Self::Deadline(_) => 0,
             Self::Memory(_) => 1,
             Self::GuestMemory(_) => 2,
-            Self::Trap(_) => 3,
-            Self::Instantiate(_) => 4,
-            Self::Undecodable { .. } => 5,
-            Self::Host => 6,
+            Self::Trap(_) | Self::Exit(_) => 3,
+            Self::Refused(_) => 4,
+            Self::Instantiate(_) => 5,
+            Self::Undecodable { .. } | Self::Mismatch(_) => 6,
+            Self::Host => 7,
         }
     }
 }
@@ -154,7 +173,7 @@ impl Plugin {
 
     /// Whether it cleans up after its parents.
     pub fn has_finalizer(&self) -> bool {
-        self.finalizer.is_some()
+        self.contract.has_finalizer()
     }
 
     /// Whether it looks at objects that it does not own.
@@ -184,13 +203,9 @@ impl Plugin {
         limits: CallLimits,
         function: Function,
     ) -> Result<Result<Answer, Failure>, CallError> {
-        let guest = self.reconciler.clone();
-        let (answer, usage) = call(&self.engine, &self.component, limits, function, |store, instance| {
-            Box::pin(async move {
-                let guest = guest.load(&mut *store, instance)?;
-                let answer = guest.call_reconcile(store, &request.into()).await?;
-                Ok(answer.map(Answer::from).map_err(Failure::from))
-            })
+        let (contract, context) = (self.contract.clone(), request.context.clone());
+        let (answer, usage) = call(&self.guest, limits, context, function, |store, instance| {
+            contract.reconcile(store, instance, request)
         })
         .await;
         self.calls.note(function, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
@@ -206,36 +221,34 @@ impl Plugin {
         request: Request,
         limits: CallLimits,
     ) -> Result<Option<Result<FinalizeAnswer, Failure>>, CallError> {
-        let Some(guest) = self.finalizer.clone() else { return Ok(None) };
-        let (answer, usage) = call(&self.engine, &self.component, limits, Function::Finalize, |store, instance| {
-            Box::pin(async move {
-                let guest = guest.load(&mut *store, instance)?;
-                let answer = guest.call_finalize(store, &request.into()).await?;
-                Ok(answer.map(FinalizeAnswer::from).map_err(Failure::from))
-            })
+        if !self.has_finalizer() {
+            return Ok(None);
+        }
+        let (contract, context) = (self.contract.clone(), request.context.clone());
+        let (answer, usage) = call(&self.guest, limits, context, Function::Finalize, |store, instance| {
+            contract.finalize(store, instance, request)
         })
         .await;
-        self.calls.note(Function::Finalize, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
-        answer.map(Some)
+        let told = answer.as_ref().map(|answer| answer.as_ref().and_then(|answer| answer.as_ref().err()));
+        self.calls.note(Function::Finalize, told, usage);
+        answer
     }
 }
-
-type Entered<'a, T> = Pin<Box<dyn Future<Output = Result<T, wasmtime::Error>> + Send + 'a>>;
 
 /// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped. With what it took, unless the
 /// host failed.
 async fn call<T: Send + 'static>(
-    engine: &Arc<Engine>,
-    component: &InstancePre<CallState>,
+    guest: &Guest,
     limits: CallLimits,
+    context: String,
     function: Function,
     enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send + 'static,
 ) -> (Result<T, CallError>, Option<Usage>) {
-    let component = component.clone();
     let in_guest = {
-        let engine = engine.clone();
+        let Guest { engine, component, log_rate } = guest;
+        let (engine, component, log_rate) = (engine.clone(), component.clone(), log_rate.clone());
         async move {
-            let mut store = store::new_store(&engine, limits);
+            let mut store = store::new_store(&engine, limits, context, log_rate);
             let begun = Instant::now();
             let mut entered = None;
             let result = async {
@@ -258,7 +271,8 @@ async fn call<T: Send + 'static>(
         }
     };
     let span = debug_span!("plugin", function = function.name(), category = Empty);
-    let (result, usage) = engine.run(in_guest.instrument(span.clone())).await.unwrap_or((Err(CallError::Host), None));
+    let (result, usage) =
+        guest.engine.run(in_guest.instrument(span.clone())).await.unwrap_or((Err(CallError::Host), None));
     if let Err(error) = &result {
         span.record("category", error.category());
     }
@@ -267,17 +281,23 @@ async fn call<T: Send + 'static>(
 
 fn classify(error: wasmtime::Error, starting: bool, store: &Store<CallState>, limits: CallLimits) -> CallError {
     let trap = error.downcast_ref::<Trap>().copied();
-    if trap.is_some() {
+    // It ended in the midst of the guest, and tells where.
+    let in_guest = error.is::<WasmBacktrace>();
+    if in_guest {
         tracing::debug!(target: "plugin", "{error:?}");
     }
     let of_memory = || match store.data().memory_refused()? {
         Refused::Own => Some(CallError::Memory(limits.memory)),
         Refused::Shared => Some(CallError::GuestMemory(store.data().guest_memory())),
     };
-    match trap {
-        Some(Trap::Interrupt) => CallError::Deadline(limits.timeout),
-        Some(trap) => of_memory().unwrap_or(CallError::Trap(trap)),
-        None if starting => of_memory().unwrap_or(CallError::Instantiate(error)),
-        None => CallError::Undecodable { output: limits.output, source: error },
+    match (trap, wasi::exit_code(&error)) {
+        (Some(Trap::Interrupt), _) => CallError::Deadline(limits.timeout),
+        (Some(trap), _) => of_memory().unwrap_or(CallError::Trap(trap)),
+        (None, Some(code)) => of_memory().unwrap_or(CallError::Exit(code)),
+        // A function of the host said no.
+        (None, None) if in_guest => CallError::Refused(error.root_cause().to_string()),
+        (None, None) if error.is::<Mismatch>() => CallError::Mismatch(error),
+        (None, None) if starting => of_memory().unwrap_or(CallError::Instantiate(error)),
+        (None, None) => CallError::Undecodable { output: limits.output, source: error },
     }
 }

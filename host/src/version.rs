@@ -42,7 +42,7 @@ struct Engine {
 /// If standard output cannot be written.
 pub fn version(options: &Options) -> anyhow::Result<()> {
     let engine = Engine { name: "wasmtime", version: plugin::engine::VERSION };
-    let version = Version { version: env!("CARGO_PKG_VERSION"), contracts: vec![plugin::CONTRACT_VERSION], engine };
+    let version = Version { version: env!("CARGO_PKG_VERSION"), contracts: plugin::contracts(), engine };
     match options.output {
         output::Format::Json => output::json(&version)?,
         output::Format::Text => {

@@ -54,8 +54,9 @@ fn an_import_that_is_not_served_is_shown_and_then_refused_as_the_host_would() {
     let shown = pilothouse(&["inspect", &file]).with_code(1);
     assert!(shown.stdout.contains("pilothouse:plugin/sql@0.1.0    not served by this host\n"), "{shown:?}");
     assert!(!shown.stdout.contains("Parent"), "it cannot be asked: {shown:?}");
-    let error = "error: the plugin imports something that this host does not serve or that is not granted: ";
-    assert!(shown.stderr.starts_with(error) && shown.stderr.contains("pilothouse:plugin/sql@0.1.0"), "{shown:?}");
+    let error = "error: the plugin imports pilothouse:plugin/sql@0.1.0, which this host does not serve or which is not granted; ";
+    let serves = "it serves log of pilothouse:plugin@0.1.0, and WASI 0.2 without wasi:http\n";
+    assert_eq!(shown.stderr, format!("{error}{serves}"));
 
     let json = pilothouse(&["inspect", &file, "-o", "json"]).with_code(1).json();
     let unserved = json!({"name": "pilothouse:plugin/sql@0.1.0", "served": false});

@@ -2,6 +2,7 @@
 
 mod compile;
 mod inspect;
+mod languages;
 mod render;
 
 use std::{
@@ -56,10 +57,14 @@ fn run(command: &mut Command, stdin: &str) -> Ran {
     }
 }
 
-/// Where `make plugins` put a component: beside the folder of the binary.
-fn component(plugin: &str) -> String {
+/// Where `make plugins` puts a component: beside the folder of the binary.
+fn component_file(plugin: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_BIN_EXE_pilothouse")).ancestors().nth(2).expect("it is in target/debug");
-    let component = target.join("plugins").join(format!("{plugin}.wasm"));
+    target.join("plugins").join(format!("{plugin}.wasm"))
+}
+
+fn component(plugin: &str) -> String {
+    let component = component_file(plugin);
     assert!(component.is_file(), "{} is missing: run `make plugins`", component.display());
     component.to_string_lossy().into_owned()
 }

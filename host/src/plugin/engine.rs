@@ -96,6 +96,8 @@ impl Engine {
         let guests = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("guest")
+            // New calls are looked for at each turn: most are over in one, while those that run already may be endless.
+            .global_queue_interval(1)
             .enable_time()
             .build()
             .map_err(Error::Threads)?;

@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
-use wit_parser::Resolve;
-
-use super::{Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request};
+use super::{
+    Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request,
+    wat::{self, escaped},
+};
 use crate::{metrics::Calls, telemetry};
 
 pub(super) const LIMITS: CallLimits =
@@ -21,10 +21,14 @@ pub(super) const LIMITS: CallLimits =
 const TEXTS: usize = 2048;
 const DESCRIPTION: &str =
     r#"{"parent":{"apiVersion":"t.example/v1","kind":"Widget"},"children":[{"apiVersion":"v1","kind":"ConfigMap"}]}"#;
+/// Before the number of MB, in the output.
+const PEAK: &str = "peak of memory in MB: ";
 const CHILD: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#;
 
 /// A guest in parts.
 pub(super) struct Guest {
+    /// What it imports of the host.
+    imports: &'static str,
     /// The child that it answers with, as bytes.
     child: Vec<u8>,
     /// What `reconcile` does before it answers.
@@ -42,14 +46,42 @@ pub(super) struct Guest {
 impl Default for Guest {
     fn default() -> Self {
         let child = CHILD.as_bytes().to_vec();
-        Self { child, before: "", children: 1, case: 0, more: "", pages: 1 }
+        Self { imports: "", child, before: "", children: 1, case: 0, more: "", pages: 1 }
     }
 }
 
-/// A text of WAT that is these bytes.
-fn escaped(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("\\{byte:02x}")).collect()
+/// As much of WASI as the guests here import, and an interface of their own that has a resource.
+const WASI: &str = r#"
+package wasi:io@0.2.0 {
+    interface poll { resource pollable { block: func(); } }
+    interface error { resource error; }
+    interface streams {
+        use error.{error};
+        variant stream-error { last-operation-failed(error), closed }
+        resource output-stream { write: func(contents: list<u8>) -> result<_, stream-error>; }
+    }
 }
+package wasi:clocks@0.2.0 {
+    interface monotonic-clock {
+        use wasi:io/poll@0.2.0.{pollable};
+        subscribe-duration: func(when: u64) -> pollable;
+    }
+    interface wall-clock {
+        record datetime { seconds: u64, nanoseconds: u32 }
+        now: func() -> datetime;
+    }
+}
+package wasi:random@0.2.0 { interface random { get-random-bytes: func(len: u64) -> list<u8>; } }
+package wasi:cli@0.2.0 {
+    interface exit { exit: func(status: result); }
+    interface stdout {
+        use wasi:io/streams@0.2.0.{output-stream};
+        get-stdout: func() -> output-stream;
+    }
+}
+package wasi:http@0.2.0 { interface types { http-error-code: func() -> u32; } }
+package guest:things@1.0.0 { interface things { resource thing { constructor(); } } }
+"#;
 
 impl Guest {
     /// One that answers with this child, and does that before it does.
@@ -59,11 +91,12 @@ impl Guest {
 
     /// The answer of the contract, as the canonical ABI lays it out: `result`, then `desired`, whose list of children is at 1100.
     fn wat(&self, package: &str) -> String {
-        let Self { child, before, children, case, more, pages } = self;
+        let Self { imports, child, before, children, case, more, pages } = self;
         let child_at = TEXTS + DESCRIPTION.len();
         let options_at = child_at + child.len();
         format!(
             r#"(module
+  {imports}
   (memory (export "memory") {pages})
   (global $top (mut i32) (i32.const 32768))
   (data (i32.const {TEXTS}) "{description}{child_text}{{}}")
@@ -97,29 +130,26 @@ impl Guest {
     }
 
     pub(super) fn component(&self) -> Vec<u8> {
-        component(&self.wat("pilothouse:plugin"), &contract())
+        self.component_of(&wat::contract("wit/0.1.0"), "export reconciler;")
+    }
+
+    fn component_of(&self, contract: &str, world: &str) -> Vec<u8> {
+        wat::component(&self.wat("pilothouse:plugin"), contract, world)
+    }
+
+    /// One that imports interfaces of WASI, and what else its world has.
+    fn with_wasi(&self, world: &str) -> Vec<u8> {
+        self.component_of(&(wat::contract("wit/0.1.0") + WASI), &format!("export reconciler; {world}"))
     }
 }
 
-/// The contract, as one text.
-fn contract() -> String {
-    ["types", "exports", "log", "worlds"]
-        .map(|file| {
-            let path = format!("{}/../wit/0.1.0/{file}.wit", env!("CARGO_MANIFEST_DIR"));
-            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
-        })
-        .join("\n")
-}
-
-/// A component of the world `hostile`, which exports a reconciler and imports nothing.
-fn component(wat: &str, contract: &str) -> Vec<u8> {
-    let mut module = wat::parse_str(wat).unwrap();
-    let mut resolve = Resolve::default();
-    let package =
-        resolve.push_str("hostile.wit", &format!("{contract}\nworld hostile {{ export reconciler; }}")).unwrap();
-    let world = resolve.select_world(&[package], Some("hostile")).unwrap();
-    embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false).unwrap();
-    ComponentEncoder::default().validate(true).module(&module).unwrap().encode().unwrap()
+/// One that logs before it answers.
+fn logs() -> Guest {
+    Guest {
+        imports: r#"(import "pilothouse:plugin/log@0.1.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#,
+        before: "(call $log (i32.const 2) (i32.const 2048) (i32.const 8) (i32.const 0) (i32.const 0))",
+        ..Guest::default()
+    }
 }
 
 async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError> {
@@ -132,7 +162,17 @@ pub(super) fn request() -> Request {
 }
 
 async fn ask(engine: &Arc<Engine>, guest: Guest) -> Result<Result<Answer, Failure>, CallError> {
-    load(engine, guest.component()).await.unwrap().reconcile(request(), LIMITS).await
+    // What is to be answered has to be in its memory.
+    let limits = CallLimits { memory: LIMITS.memory.max(guest.pages as usize * 65_536), ..LIMITS };
+    let plugin = Plugin::load(engine, guest.component(), limits, Arc::default()).await.unwrap();
+    plugin.reconcile(request(), limits).await
+}
+
+/// The most memory that this process ever had, in MB.
+fn peak_of_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")).unwrap();
+    peak.trim().parse::<usize>().unwrap() / 1000
 }
 
 #[tokio::test]
@@ -169,7 +209,7 @@ async fn each_that_does_harm_is_ended_by_its_limit_and_the_next_one_is_answered(
         ("answers outside its memory", Guest { children: 1_000_000, ..Guest::default() }, "PluginAnswerUndecodable"),
         (
             "answers with a million children",
-            Guest { children: 1_000_000, pages: 60, ..Guest::default() },
+            Guest { children: 1_000_000, pages: 260, ..Guest::default() },
             "PluginAnswerUndecodable",
         ),
         (
@@ -184,6 +224,156 @@ async fn each_that_does_harm_is_ended_by_its_limit_and_the_next_one_is_answered(
         assert_eq!(error.category(), category, "{what}: {}", telemetry::chain(&error));
         assert!(ask(&engine, Guest::default()).await.is_ok(), "after one that {what}");
     }
+    println!("{PEAK}{}", peak_of_memory());
+}
+
+const SLEEPS: &str = r#"
+  (import "wasi:clocks/monotonic-clock@0.2.0" "subscribe-duration" (func $subscribe (param i64) (result i32)))
+  (import "wasi:io/poll@0.2.0" "[method]pollable.block" (func $block (param i32)))"#;
+const SLEEPING: &str = "import wasi:clocks/monotonic-clock@0.2.0; import wasi:io/poll@0.2.0;";
+
+#[tokio::test]
+async fn c51_c53_each_that_does_harm_by_calling_the_host_is_ended_too() {
+    let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
+    let with = |imports, before| Guest { imports, before, ..Guest::default() };
+    for (what, guest, world, category, why) in [
+        (
+            "sleeps for ever",
+            with(SLEEPS, "(call $block (call $subscribe (i64.const -1)))"),
+            SLEEPING,
+            "PluginDeadline",
+            "limits.timeout",
+        ),
+        (
+            "sleeps for no time, for ever",
+            with(
+                SLEEPS,
+                "(i32.store (i32.const 1200) (call $subscribe (i64.const 0)))
+                 (loop $on (call $block (i32.load (i32.const 1200))) (br $on))",
+            ),
+            SLEEPING,
+            "PluginDeadline",
+            "limits.timeout",
+        ),
+        (
+            "takes resources of the host and gives none back",
+            with(SLEEPS, "(loop $on (drop (call $subscribe (i64.const 1))) (br $on))"),
+            SLEEPING,
+            "PluginCallRefused",
+            "resource table has no free keys",
+        ),
+        (
+            "makes resources of its own and gives none back",
+            Guest {
+                more: r#"(func (export "guest:things/things@1.0.0#[constructor]thing") (result i32) (call $new (i32.const 1)))"#,
+                ..with(
+                    r#"(import "[export]guest:things/things@1.0.0" "[resource-new]thing" (func $new (param i32) (result i32)))"#,
+                    "(loop $on (drop (call $new (i32.const 1))) (br $on))",
+                )
+            },
+            "export guest:things/things@1.0.0;",
+            "PluginCallRefused",
+            "handle limit exceeded",
+        ),
+        (
+            "wants a gigabyte of randomness",
+            with(
+                r#"(import "wasi:random/random@0.2.0" "get-random-bytes" (func $random (param i64 i32)))"#,
+                "(call $random (i64.const 1073741824) (i32.const 1000))",
+            ),
+            "import wasi:random/random@0.2.0;",
+            "PluginCallRefused",
+            "exceeds limit",
+        ),
+        (
+            "logs a message that is larger than limits.output",
+            Guest {
+                pages: 2,
+                ..with(logs().imports, "(call $log (i32.const 2) (i32.const 0) (i32.const 100000) (i32.const 0) (i32.const 0))")
+            },
+            "import log;",
+            "PluginCallRefused",
+            "fuel",
+        ),
+        (
+            "ends itself",
+            with(r#"(import "wasi:cli/exit@0.2.0" "exit" (func $exit (param i32)))"#, "(call $exit (i32.const 1))"),
+            "import wasi:cli/exit@0.2.0;",
+            "PluginTrap",
+            "exit code 1",
+        ),
+        (
+            "prints for ever",
+            with(
+                r#"(import "wasi:cli/stdout@0.2.0" "get-stdout" (func $stdout (result i32)))
+                   (import "wasi:io/streams@0.2.0" "[method]output-stream.write" (func $write (param i32 i32 i32 i32)))"#,
+                "(i32.store (i32.const 1200) (call $stdout))
+                 (loop $on
+                   (call $write (i32.load (i32.const 1200)) (i32.const 0) (i32.const 60000) (i32.const 1000)) (br $on))",
+            ),
+            "import wasi:cli/stdout@0.2.0; import wasi:io/streams@0.2.0;",
+            "PluginDeadline",
+            "limits.timeout",
+        ),
+        (
+            "logs for ever",
+            with(
+                logs().imports,
+                "(loop $on (call $log (i32.const 2) (i32.const 0) (i32.const 60000) (i32.const 0) (i32.const 0)) (br $on))",
+            ),
+            "import log;",
+            "PluginDeadline",
+            "limits.timeout",
+        ),
+    ] {
+        let plugin = load(&engine, guest.with_wasi(world)).await;
+        let plugin = plugin.unwrap_or_else(|error| panic!("{what}: {}", telemetry::chain(&error)));
+        let Err(error) = plugin.reconcile(request(), LIMITS).await else { panic!("{what}: it was answered") };
+        let message = telemetry::chain(&error);
+        assert_eq!(error.category(), category, "{what}: {message}");
+        assert!(message.contains(why), "{what}: {message}");
+        assert!(ask(&engine, Guest::default()).await.is_ok(), "after one that {what}");
+    }
+    println!("{PEAK}{}", peak_of_memory());
+}
+
+#[test]
+fn c53_all_that_guests_do_here_takes_the_host_little_memory() {
+    // In a process of its own, since other tests of this one take memory, too.
+    let alone = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .arg("plugin::hostile::each_that_does_harm_is_ended_by_its_limit_and_the_next_one_is_answered")
+        .arg("plugin::hostile::c51_c53_each_that_does_harm_by_calling_the_host_is_ended_too")
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&alone.stdout);
+    let peaks: Vec<usize> =
+        output.lines().filter_map(|line| line.split_once(PEAK)).map(|(_, peak)| peak.parse().unwrap()).collect();
+    assert!(alone.status.success() && peaks.len() == 2, "{output}");
+    println!("{PEAK}{peaks:?}");
+    // Most of it is this program and what compiles; 17 MB are the memory of the guest with a million children.
+    assert!(peaks.iter().all(|peak| *peak < 100), "MB: {peaks:?}");
+}
+
+#[tokio::test]
+async fn the_wall_clock_stands_still_at_the_time_of_the_request() {
+    let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
+    // The seconds, low half, as the text of the child.
+    let child_at = 2156;
+    assert_eq!(TEXTS + DESCRIPTION.len(), child_at);
+    let guest = Guest {
+        imports: r#"(import "wasi:clocks/wall-clock@0.2.0" "now" (func $now (param i32)))"#,
+        before: "(call $now (i32.const 1200)) (i32.store (i32.const 2156) (i32.load (i32.const 1200)))",
+        child: b"????".to_vec(),
+        ..Guest::default()
+    };
+    let plugin = load(&engine, guest.with_wasi("import wasi:clocks/wall-clock@0.2.0;")).await.unwrap();
+    // 0x6172_7479 seconds: `ytra` in memory.
+    let request = Request { context: r#"{"now":"2021-10-22T08:21:13Z"}"#.to_owned(), ..request() };
+    for _ in 0..2 {
+        let answer = plugin.reconcile(request.clone(), LIMITS).await.unwrap().unwrap();
+        assert_eq!(answer.children[0].object, "ytra");
+    }
 }
 
 /// Why it is refused, or a text that fits nothing.
@@ -196,19 +386,29 @@ async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
     let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
     let good = Guest::default().component();
     let start = |more| Guest { more, ..Guest::default() }.component();
-    let newer = {
-        let next = |text: &str| text.replace("0.1.0", "0.2.0");
-        component(&next(&Guest::default().wat("pilothouse:plugin")), &next(&contract()))
+    let contract = wat::contract("wit/0.1.0");
+    let edited = |guest: Guest, from: &str, to: &str| {
+        let edit = |text: &str| text.replace(from, to);
+        wat::component(&edit(&guest.wat("pilothouse:plugin")), &edit(&contract), "import log; export reconciler;")
     };
-    let other = {
-        let other = |text: &str| text.replace("pilothouse:plugin", "somebody:else");
-        component(&other(&Guest::default().wat("pilothouse:plugin")), &other(&contract()))
+    let newer = edited(Guest::default(), "0.1.0", "0.2.0");
+    let other = edited(Guest::default(), "pilothouse:plugin", "somebody:else");
+    let one_case_more = |case: &str| edited(logs(), case, &format!("{case} another,"));
+    let newer_log = {
+        let log = "package pilothouse:plugin@0.2.0 { interface log { write: func(message: string); } }";
+        let imports = r#"(import "pilothouse:plugin/log@0.2.0" "write" (func (param i32 i32)))"#;
+        let guest = Guest { imports, ..Guest::default() };
+        guest.component_of(&format!("{contract}{log}"), "export reconciler; import pilothouse:plugin/log@0.2.0;")
+    };
+    let reaches = Guest {
+        imports: r#"(import "wasi:http/types@0.2.0" "http-error-code" (func (result i32)))"#,
+        ..Guest::default()
     };
     for (what, bytes, why) in [
         ("nothing", Vec::new(), "failed to compile the plugin"),
         ("text", b"#!/bin/sh".to_vec(), "failed to compile the plugin"),
         ("half of one", good[..good.len() / 2].to_vec(), "failed to compile the plugin"),
-        ("a core module", wat::parse_str("(module)").unwrap(), "not a component"),
+        ("a core module", ::wat::parse_str("(module)").unwrap(), "not a component"),
         ("compiled already", engine.wasm().precompile_component(&good).unwrap(), "compiled already"),
         (
             "of the next minor",
@@ -216,6 +416,27 @@ async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
             "exports pilothouse:plugin/reconciler@0.2.0, which this host does not know; it serves",
         ),
         ("of another world", other, "does not export pilothouse:plugin/reconciler@0.1.0"),
+        (
+            "built with one case more than the contract has, in what it answers",
+            one_case_more("unknown,"),
+            "does not keep the contract that it exports: the plugin's pilothouse:plugin/reconciler is not as the contract has it",
+        ),
+        (
+            "built with one case more than the contract has, in what it calls",
+            one_case_more("trace,"),
+            "expects an import to be other than it is in that version of the contract: component imports instance \
+             `pilothouse:plugin/log@0.1.0`",
+        ),
+        (
+            "calls a log of the next minor",
+            newer_log,
+            "the plugin imports pilothouse:plugin/log@0.2.0, which this host does not serve or which is not granted; it serves log",
+        ),
+        (
+            "means to reach somebody by wasi:http",
+            reaches.with_wasi("import wasi:http/types@0.2.0;"),
+            "the plugin imports wasi:http/types@0.2.0, which",
+        ),
         (
             "traps as it starts",
             start("(func $start (unreachable)) (start $start)"),
@@ -235,25 +456,42 @@ async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
 }
 
 #[tokio::test]
-async fn c51_neighbours_that_compute_for_ever_leave_a_guest_its_turn() {
+async fn c51_eight_neighbours_that_compute_for_ever_cost_a_call_little() {
     let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
-    let spinner =
-        Arc::new(load(&engine, Guest { before: "(loop $on (br $on))", ..Guest::default() }.component()).await.unwrap());
+    let spinner = load(&engine, Guest { before: "(loop $on (br $on))", ..Guest::default() }.component()).await;
+    let spinner = Arc::new(spinner.unwrap());
     let neighbour = load(&engine, Guest::default().component()).await.unwrap();
-    let long = CallLimits { timeout: Duration::from_secs(20), ..LIMITS };
-    let spinners: Vec<_> = (0..8)
-        .map(|_| {
+    let long = CallLimits { timeout: Duration::from_secs(60), ..LIMITS };
+    let calls = async |times: &mut Vec<Duration>| {
+        for _ in 0..100 {
+            let begun = Instant::now();
+            neighbour.reconcile(request(), long).await.unwrap().unwrap();
+            times.push(begun.elapsed());
+        }
+    };
+    // By turns, since others may be at work on this machine: what they cost is in both.
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..10 {
+        calls(&mut alone).await;
+        let spin = || {
             let spinner = spinner.clone();
             tokio::spawn(async move { spinner.reconcile(request(), long).await })
-        })
-        .collect();
-    let begun = Instant::now();
-    for _ in 0..50 {
-        neighbour.reconcile(request(), long).await.unwrap().unwrap();
+        };
+        let spinners = [(); 8].map(|()| spin());
+        calls(&mut beside).await;
+        spinners.iter().for_each(tokio::task::JoinHandle::abort);
     }
-    // Each turn takes a tick for each spinner at the worst: a guest that had to wait for one to end would take 20 s.
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
-    spinners.iter().for_each(tokio::task::JoinHandle::abort);
+    let [alone, beside] = [alone, beside].map(|mut times| {
+        times.sort_unstable();
+        times[times.len() * 99 / 100]
+    });
+    println!("p99 of a call: {alone:?} alone, {beside:?} beside eight that spin");
+    // Three times as long at most where nobody else is at work here. Where others are, both are mostly their doing; a call that had to
+    // wait for those that spin would take a minute.
+    assert!(
+        beside < alone * 3 || beside < Duration::from_millis(50),
+        "{alone:?} alone, {beside:?} beside eight that spin"
+    );
 }
 
 #[tokio::test]

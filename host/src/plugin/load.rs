@@ -4,21 +4,11 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::{CallError, CallLimits, Description, Engine, Plugin, Surface, call, compile, describe};
+use super::{CallError, CallLimits, Description, Engine, Guest, Plugin, Surface, call, compile, contract, describe};
 use crate::{
-    bindings::exports::pilothouse::plugin::{finalizer, reconciler},
     capability, identity,
     metrics::{Calls, Function},
 };
-
-/// The package whose exports are ours.
-const PACKAGE: &str = "pilothouse:plugin/";
-/// The version of it that this host serves.
-pub const VERSION: &str = "0.1.0";
-/// What this host knows to call.
-const SERVED: [&str; 2] = ["reconciler", "finalizer"];
-/// What is in the contract, and no host can call yet.
-const RELATIONS: &str = "relations";
 
 /// Why a plugin cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -33,25 +23,29 @@ pub enum Error {
     #[error(transparent)]
     Compile(#[from] compile::Error),
     /// It imports what is not there or not granted.
-    #[error("the plugin imports something that this host does not serve or that is not granted")]
-    Link(#[source] wasmtime::Error),
-    /// It exports a part in a version, or a part altogether, that this host does not know.
     #[error(
-        "the plugin exports {0}, which this host does not know; it serves pilothouse:plugin@{VERSION}: reconciler, finalizer"
+        "the plugin imports {import}, which this host does not serve or which is not granted; it serves {}",
+        capability::served()
     )]
-    UnknownExport(String),
+    Import {
+        /// The name of the import.
+        import: String,
+    },
+    /// What it imports is there, but not of the type that it expects.
+    #[error("the plugin expects an import to be other than it is in that version of the contract")]
+    Link(#[source] wasmtime::Error),
+    /// It is in no version of the contract that this host serves.
+    #[error(transparent)]
+    Contract(#[from] contract::Error),
+    /// It exports what is in the contract, but not as the contract has it.
+    #[error("the plugin does not keep the contract that it exports")]
+    Export(#[source] wasmtime::Error),
     /// It looks at objects that it does not own.
     #[error(
-        "the plugin exports {PACKAGE}{RELATIONS}@{VERSION}, which this host does not serve yet; `pilothouse render` can show what \
-         it makes of a parent"
+        "the plugin exports pilothouse:plugin/relations, which this host does not serve yet; `pilothouse render` can show what it \
+         makes of a parent"
     )]
     Relations,
-    /// It does not export `reconciler`.
-    #[error("the plugin does not export pilothouse:plugin/reconciler@{VERSION}")]
-    NoReconciler(#[source] wasmtime::Error),
-    /// It exports `finalizer`, but not as the contract has it.
-    #[error("the plugin's pilothouse:plugin/finalizer@{VERSION} is not as the contract has it")]
-    Finalizer(#[source] wasmtime::Error),
     /// It gave no description.
     #[error("failed to ask the plugin what it is (describe)")]
     Describe(#[source] CallError),
@@ -91,23 +85,25 @@ impl Plugin {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
         let surface = check(&bytes)?;
         let compile::Compiled { component, file } = engine.compile(namespace, &digest, bytes).await?;
+        let version = contract::choose(&surface)?;
+        if let Some(import) = surface.imports.iter().find(|import| !capability::serves(import)) {
+            return Err(Error::Import { import: import.clone() });
+        }
         let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
         let component = linker.instantiate_pre(&component).map_err(Error::Link)?;
-        let reconciler = reconciler::GuestIndices::new(&component).map_err(Error::NoReconciler)?;
-        let finalizer = match component.component().get_export_index(None, "pilothouse:plugin/finalizer@0.1.0") {
-            Some(_) => Some(finalizer::GuestIndices::new(&component).map_err(Error::Finalizer)?),
-            None => None,
-        };
-        let relations = surface.exports.contains(&export(RELATIONS));
-        let guest = reconciler.clone();
-        let (answer, usage) = call(engine, &component, limits, Function::Describe, |store, instance| {
-            Box::pin(async move { guest.load(&mut *store, instance)?.call_describe(store).await })
-        })
-        .await;
+        let contract = version.bind(&component).map_err(Error::Export)?;
+        let guest = Guest { engine: engine.clone(), component, log_rate: Arc::default() };
+        let asked = contract.clone();
+        let (answer, usage) =
+            call(&guest, limits, String::new(), Function::Describe, |store, instance| asked.describe(store, instance))
+                .await;
         calls.note(Function::Describe, answer.as_ref().map(|_| None), usage);
-        let description = Description::read(&answer.map_err(Error::Describe)?)?;
-        let engine = engine.clone();
-        Ok(Self { engine, calls, component, _file: file, reconciler, finalizer, relations, description, digest })
+        let description = Description::read(&answer.map_err(|error| match error {
+            CallError::Mismatch(error) => Error::Export(error),
+            error => Error::Describe(error),
+        })?)?;
+        let relations = contract::has_relations(&surface);
+        Ok(Self { guest, calls, contract, _file: file, relations, description, digest })
     }
 
     /// Whether this host has all that the plugin wants of it.
@@ -122,15 +118,6 @@ impl Plugin {
     }
 }
 
-/// Whether this host knows to call what a component exports under this name.
-pub fn serves_export(name: &str) -> bool {
-    SERVED.iter().any(|part| name == export(part))
-}
-
-fn export(part: &str) -> String {
-    format!("{PACKAGE}{part}@{VERSION}")
-}
-
 /// What it shows on its outside, if it is worth compiling.
 fn check(bytes: &[u8]) -> Result<Surface, Error> {
     // The eight bytes that open a core module of version 1.
@@ -140,13 +127,5 @@ fn check(bytes: &[u8]) -> Result<Surface, Error> {
     if wasmtime::Engine::detect_precompiled(bytes).is_some() {
         return Err(Error::Precompiled);
     }
-    let surface = Surface::of(bytes);
-    check_exports(&surface)?;
-    Ok(surface)
-}
-
-/// An export of ours that nobody would ever call is a mistake worth telling: a finalizer of another version would never clean up.
-fn check_exports(surface: &Surface) -> Result<(), Error> {
-    let is_unknown = |name: &&String| name.starts_with(PACKAGE) && !serves_export(name) && **name != export(RELATIONS);
-    surface.exports.iter().find(is_unknown).map_or(Ok(()), |name| Err(Error::UnknownExport(name.clone())))
+    Ok(Surface::of(bytes))
 }

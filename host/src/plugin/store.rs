@@ -8,7 +8,10 @@ use std::{
 use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
 
 use super::engine::{Engine, GuestMemory};
-use crate::capability::log::LogContext;
+use crate::capability::{
+    log::{LogContext, LogRate},
+    wasi::Wasi,
+};
 
 /// What one call may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +26,17 @@ pub struct CallLimits {
 
 /// A table of function pointers as large toolchains make it has a few thousand entries.
 const MAX_TABLE_ELEMENTS: usize = 100_000;
+/// Most handles of resources, its own included, that a guest can hold at once: the host keeps a table of them. Toolchains hold ten.
+const MAX_HANDLES: usize = 10_000;
+
+/// How many ticks of the epoch a call has before it first gives the others their turn; then it does at each. Most calls are over by
+/// then, and never wait behind one that computes for long.
+const FIRST_TURN: u64 = 5;
 
 /// What the host keeps for a call.
 pub(crate) struct CallState {
     pub(crate) log: LogContext,
+    pub(crate) wasi: Wasi,
     limiter: Limiter,
 }
 
@@ -70,13 +80,20 @@ impl CallState {
     }
 }
 
-/// A store for one call; its clock starts now.
-pub(super) fn new_store(engine: &Engine, limits: CallLimits) -> Store<CallState> {
+/// A store for one call, whose request has this `context`; its time begins now.
+pub(super) fn new_store(
+    engine: &Engine,
+    limits: CallLimits,
+    context: String,
+    log_rate: Arc<LogRate>,
+) -> Store<CallState> {
     let limiter = Limiter { limit: limits.memory, used: 0, refused: None, shared: engine.memory().clone() };
-    let mut store = Store::new(engine.wasm(), CallState { log: LogContext::default(), limiter });
+    let state = CallState { log: LogContext::new(log_rate), wasi: Wasi::new(context), limiter };
+    let mut store = Store::new(engine.wasm(), state);
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(limits.output);
-    store.set_epoch_deadline(1);
+    store.set_max_component_handles(MAX_HANDLES);
+    store.set_epoch_deadline(FIRST_TURN);
     let end = Instant::now() + limits.timeout;
     store.epoch_deadline_callback(move |_| {
         Ok(if Instant::now() < end { UpdateDeadline::Yield(1) } else { UpdateDeadline::Interrupt })

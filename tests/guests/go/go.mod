@@ -1,0 +1,3 @@
+module golang
+
+go 1.24
