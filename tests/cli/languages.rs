@@ -25,7 +25,7 @@ impl Language {
         assert!(imports.iter().any(|import| import.starts_with("wasi:")), "{imports:?}");
         assert!(imports.iter().all(|import| serves_import(import)), "{imports:?}");
         let engine = Arc::new(Engine::new(GUEST_MEMORY).expect("there is an engine"));
-        let plugin = Plugin::load(&engine, bytes, LIMITS, Arc::default()).await.expect("it is a plugin");
+        let plugin = Plugin::load(&engine, None, bytes, LIMITS, Arc::default()).await.expect("it is a plugin");
         Self { plugin, imports }
     }
 
@@ -96,7 +96,7 @@ async fn built(name: &str) -> Option<Language> {
 #[tokio::test]
 async fn a_plugin_in_javascript_is_called_and_held_like_any_other() {
     let Some(javascript) = built("javascript").await else { return };
-    let seen = json!({"now": "2026-03-01T12:00:00Z", "network": "none", "children": "500"});
+    let seen = json!({"now": "2026-03-01T12:00:00Z", "children": "500"});
     assert_eq!(javascript.sees(many()).await, seen);
     javascript.is_held(&[("spin", "PluginDeadline"), ("panic", "PluginTrap"), ("grow", "PluginMemory")]).await;
 }
@@ -105,7 +105,7 @@ async fn a_plugin_in_javascript_is_called_and_held_like_any_other() {
 async fn a_plugin_in_python_is_called_and_held_like_any_other() {
     let Some(python) = built("python").await else { return };
     let seen = json!({"now": "2026-03-01T12:00:00Z", "arguments": "0", "environment": "0", "children": "500",
-        "file": "error: Bad file descriptor", "folder": "error: Bad file descriptor"});
+        "file": "error: No such file or directory", "folder": "error: No such file or directory"});
     assert_eq!(python.sees(many()).await, seen);
     let cases =
         [("sleep", "PluginDeadline"), ("panic", "PluginTrap"), ("exit", "PluginTrap"), ("grow", "PluginMemory")];

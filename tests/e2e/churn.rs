@@ -178,6 +178,8 @@ async fn a_swap_takes_little_longer_than_an_edit() {
     let keys = ["plugin.wasm", "other.wasm"];
     let [first, second] = builds().map(|bytes| BASE64_STANDARD.encode(bytes));
     edit(&config_maps(&ns), "mirror-plugin", json!({"binaryData": {keys[0]: first, keys[1]: second}})).await;
+    // A preview takes its time on purpose.
+    edit(&reconcilers(&ns), "mirror", json!({"spec": {"rollout": {"preview": "Off"}}})).await;
     let host = cluster.run_host();
     let names: Vec<_> = (0..PARENTS).map(|number| format!("w{number}")).collect();
     for name in &names {

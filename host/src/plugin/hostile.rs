@@ -164,7 +164,7 @@ pub(super) fn request() -> Request {
 async fn ask(engine: &Arc<Engine>, guest: Guest) -> Result<Result<Answer, Failure>, CallError> {
     // What is to be answered has to be in its memory.
     let limits = CallLimits { memory: LIMITS.memory.max(guest.pages as usize * 65_536), ..LIMITS };
-    let plugin = Plugin::load(engine, guest.component(), limits, Arc::default()).await.unwrap();
+    let plugin = Plugin::load(engine, None, guest.component(), limits, Arc::default()).await.unwrap();
     plugin.reconcile(request(), limits).await
 }
 

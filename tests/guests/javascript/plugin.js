@@ -35,7 +35,6 @@ export const reconciler = {
       metadata: { name },
       data: {
         now: new Date().toISOString().replace(".000Z", "Z"),
-        network: typeof fetch === "function" ? "there" : "none",
         children: String(request.children.length),
       },
     };

@@ -67,7 +67,7 @@ fn list(contract: &Path) -> String {
 }
 
 async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError> {
-    Plugin::load(engine, bytes, LIMITS, Arc::new(Calls::default())).await
+    Plugin::load(engine, None, bytes, LIMITS, Arc::new(Calls::default())).await
 }
 
 fn request(parent: &str) -> Request {
