@@ -313,7 +313,7 @@ mod tests {
             assert!(cache.find("shelf", "key").is_some());
             damage(&folder.entry());
             assert!(cache.find("shelf", "key").is_none());
-            assert_eq!(folder.entries(), [PathBuf::new(); 0], "it is gone");
+            assert!(folder.entries().is_empty(), "it is gone");
         }
         fs::write(folder.0.join("pilothouse/shelf/_cluster/key-nothing"), b"").unwrap();
         assert!(cache.find("shelf", "key").is_none());

@@ -149,7 +149,7 @@ impl Supervisor {
         let before = living.remove(&key);
         let stop = CancellationToken::new();
         let (declared, declarations) = watch::channel(declaration.clone());
-        let life = Reconciler::new(self.clone(), declaration).run(declarations, stop.clone());
+        let life = Box::pin(Reconciler::new(self.clone(), declaration).run(declarations, stop.clone()));
         let task = async move {
             // One at a time: what the former one has begun comes to its end first.
             if let Some(before) = before {

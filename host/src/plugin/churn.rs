@@ -92,8 +92,7 @@ async fn churn(calls: usize, swaps: usize) -> Vec<f64> {
     stream::iter(0..calls).map(call).buffer_unordered(AT_ONCE).collect::<()>().await;
     assert_eq!((revisions.former.read().unwrap().len(), revisions.alive()), (swaps, 0));
     assert!(revisions.engine.memory().take(GUEST_MEMORY), "all memory of guests was given back");
-    let resident = resident.read().unwrap().clone();
-    resident
+    resident.into_inner().unwrap()
 }
 
 fn resident_memory() -> f64 {
