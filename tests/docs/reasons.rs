@@ -7,10 +7,11 @@ use pilothouse::plugin::CallError;
 use super::{read, root};
 
 /// Where reasons are made up: a file, and what stands before the function, or the value, that does.
-const PLACES: [(&str, &str); 5] = [
+const PLACES: [(&str, &str); 6] = [
     ("reconcile.rs", "pub fn category"),
     ("state.rs", "pub fn category"),
     ("reconciler.rs", "fn reason"),
+    ("source.rs", "pub fn reason"),
     ("reconciler.rs", "fn set_conditions"),
     ("reconcile/status.rs", "pub(super) fn ready"),
 ];

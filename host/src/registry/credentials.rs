@@ -1,7 +1,7 @@
 //! Which credentials are for which repository, chosen as the kubelet chooses among pull secrets (`C57`).
 //!
 //! They are read from the JSON of a Secret of type `kubernetes.io/dockerconfigjson`, which is also that of `~/.docker/config.json`:
-//! a key is a host, a host with its port, or either with a path ([`super::scope`]), and the longest path that fits goes first. All that
+//! a key is a host, a host with its port, or either with a path (`scope.rs`), and the longest path that fits goes first. All that
 //! fit are tried.
 
 use std::{collections::BTreeMap, fmt};
