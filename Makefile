@@ -12,14 +12,14 @@ PLUGINS := $(CARGO_TARGET_DIR)/plugins
 STEP := tests/step.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint measure build plugins guests registry control-plane control-plane-up control-plane-down install clean toolchain
+.PHONY: help demo test soak lint measure build plugins guests registry registry-server control-plane control-plane-up control-plane-down install clean toolchain
 
 help: ## List the targets
 	@if [ -t 1 ]; then bold=$$(printf '\033[1m') plain=$$(printf '\033[0m'); fi; \
 	awk -F ':.*## ' -v bold="$$bold" -v plain="$$plain" \
 	  '/^[a-z-]+:.*## / { printf "  %s%-19s%s %s\n", bold, $$1, plain, $$2 }' $(MAKEFILE_LIST)
 
-demo: build plugins $(if $(USE_CLUSTER),,control-plane) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
+demo: build plugins $(if $(USE_CLUSTER),,control-plane registry-server) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
 	@tests/demo.sh
 
 test: build plugins guests control-plane registry ## Format, lint, and run all tests; what CI runs
@@ -51,8 +51,10 @@ plugins: build toolchain ## Build the example plugins and the tests' plugins int
 	@$(STEP) "plugin myapp" $(BIN)/pilothouse build plugins/myapp --output $(PLUGINS)/myapp.wasm
 	@$(STEP) "plugin mirror" $(BIN)/pilothouse build tests/guests/mirror --output $(PLUGINS)/mirror.wasm
 
-registry: ## Build the registry of artifacts that tests push to, and the client of others that they push with
+registry-server:
 	@$(STEP) "registry" tests/distribution/build.sh
+
+registry: registry-server ## Build the registry of artifacts that tests push to, and the client of others that they push with
 	@$(STEP) "client oci-wasm" cargo build --locked --manifest-path tests/oci-wasm/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/oci-wasm
 
 guests: build ## Build the tests' plugins in other languages: Go, JavaScript, Python

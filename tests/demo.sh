@@ -24,6 +24,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/pilothouse-demo.XXXXXX")
 host_log=$work/host.log
 audit_log=   # of the control plane, if it is ours
 control_pid= # of the control plane, if it is ours
+registry=    # host and port of a registry of images, where there is one
+registry_pid=
 host_pid=
 watch_pid=
 installed=  # set once something of ours may be in the cluster
@@ -174,6 +176,18 @@ start_control_plane() {
   export KUBECONFIG PATH
 }
 
+# A registry of images beside it, as others run one in their network.
+start_registry() {
+  local program
+  program=$("$root/tests/distribution/build.sh" --where)/registry
+  [[ -x $program ]] || fail "the registry is not built: run \`make demo\`"
+  printf '{version: 0.1, storage: {filesystem: {rootdirectory: %s/artifacts}}, http: {addr: "127.0.0.1:0", secret: none}}' "$work" >registry.yaml
+  OTEL_TRACES_EXPORTER=none "$program" serve registry.yaml >registry.log 2>&1 7>&- 8>&- 9>&- &
+  registry_pid=$!
+  eventually 30 "the registry listens" grep -q 'listening on' registry.log
+  registry=$(sed -n 's/.*listening on \([0-9.:]*\).*/\1/p' registry.log | head -n 1)
+}
+
 # A text in a line of JSON.
 text_of() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p"; }
 
@@ -213,7 +227,7 @@ END
 }
 
 start_host() {
-  KUBECONFIG=$work/host.kubeconfig pilothouse run --health-probe-bind-address 127.0.0.1:0 --metrics-bind-address 127.0.0.1:0 --log-format json 2>"$host_log" 7>&- 8>&- 9>&- &
+  KUBECONFIG=$work/host.kubeconfig pilothouse run --cache-dir "$work/cache" ${registry:+--insecure-registry "$registry"} --health-probe-bind-address 127.0.0.1:0 --metrics-bind-address 127.0.0.1:0 --log-format json 2>"$host_log" 7>&- 8>&- 9>&- &
   host_pid=$!
   eventually 30 "the host is ready (/readyz)" host_is_ready
 }
@@ -236,6 +250,7 @@ clean_up() {
   end "$watch_pid"
   [[ -z $use_cluster || -z $installed ]] || uninstall
   end "$host_pid"
+  end "$registry_pid"
   exec 9>&-
   [[ -z $control_pid ]] || wait "$control_pid" 2>/dev/null
   cd "$root" || exit
@@ -465,9 +480,11 @@ push() {
   show "kubectl create configmap myapp-plugin --namespace pilothouse-system --from-file plugin.wasm=$1 --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -"
 }
 
-made_by_version_2() {
+made_by_version_2() { made_by "version 2"; }
+
+made_by() {
   local by='.metadata.annotations.mygroup\.example\.com/made-by'
-  is deployment/web "$by" "version 2" && is configmap/web-config "$by" "version 2"
+  is deployment/web "$by" "$1" && is configmap/web-config "$by" "$1"
 }
 
 refuse() {
@@ -502,6 +519,54 @@ restart() {
   look "grep -E '\"message\":\"(the last good revision serves|watching)\"' host.log | sed 's/.*\"message\":\"\([^\"]*\)\".*/\1/'"
   finding="the restarted host serves version 2; it wrote nothing"
 }
+
+publish() {
+  local start rollout='.status.rollout'
+  say "A ConfigMap is for small plugins. Others come from a registry, signed, and by digest. Version 2 goes there first, then the next one:"
+  # As long a text, so that what is edited is still a component.
+  sed 's/version 2/version 4/' version-2.wasm >version-4.wasm
+  openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out cosign.key 2>/dev/null
+  openssl pkey -in cosign.key -pubout -out cosign.pub
+  for version in 2 4; do
+    show "pilothouse push version-$version.wasm $registry/demo/myapp:$version --insecure-registry $registry"
+    cp out "image-$version"
+    show "pilothouse sign $registry/demo/myapp:$version --key cosign.key --insecure-registry $registry >/dev/null"
+  done
+  say "Four more MyApps, so that there is something to go over step by step:"
+  for name in a b c d; do
+    sed "s/name: web/name: $name/; s/replicas: 3/replicas: 1/" web.yaml
+    say ---
+  done >more.yaml
+  show "kubectl apply -f more.yaml"
+  eventually "$patience" "the host has made them" more_are_there
+  say "What would version 4 change? Nothing is changed by asking:"
+  look "pilothouse preview myapp version-4.wasm | tail -n 12 || true"
+  say "It takes over in two steps: 40 % of the parents, and after 5 s all of them, if they are well. The signature is a condition of its own:"
+  start=$(now)
+  plugin_from "$(<image-4)" '"rollout": {"strategy": "Staged", "steps": [{"percent": 40, "pause": "5s"}]}, '
+  eventually "$patience" "the first step" is clusterreconciler/myapp "$rollout.state" Progressing
+  look "kubectl get clusterreconciler myapp -o jsonpath='{$rollout.preview}{\"\n\"}{$rollout.message}{\"\n\"}'"
+  eventually "$patience" "all parents are on version 4" is clusterreconciler/myapp "$rollout.state" Complete
+  eventually "$patience" "all children are of version 4" made_by "version 4"
+  finding="signed, previewed, and on all parents $(since "$start") after it was asked for"
+  look "kubectl get clusterreconciler myapp -o jsonpath='{range .status.conditions[*]}{.type}={.status} {.reason}{\"\n\"}{end}' | grep -E 'Resolved|Verified|Progressing'"
+  is clusterreconciler/myapp '.status.conditions[?(@.type=="Verified")].reason' Verified || fail "nobody has verified the signature"
+  say "Back again is the digest of before. Nothing is compiled, and there are no steps on the way:"
+  start=$(now)
+  plugin_from "$(<image-2)" ''
+  eventually "$patience" "all children are of version 2" made_by "version 2"
+  finding="$finding; back $(since "$start") after that was asked for"
+  show "kubectl delete -f more.yaml --timeout ${patience}s"
+}
+
+# The plugin comes from this image from now on, signed by us.
+plugin_from() {
+  printf '{"spec": {%s"plugin": {"configMap": null, "image": "%s", "verify": {"cosign": {"publicKey": "%s"}}}}}' \
+    "$2" "$1" "$(sed ':a; N; $!ba; s/\n/\\n/g' cosign.pub)" >patch.json
+  show "kubectl patch clusterreconciler myapp --type merge --patch-file patch.json"
+}
+
+more_are_there() { [[ $(kubectl get deployments a b c d -o name | wc -l) == 4 ]]; }
 
 delete() {
   local start
@@ -539,7 +604,12 @@ main() {
   trap 'exit 130' INT
   trap 'exit 143' TERM
   prepare
-  if [[ -n $use_cluster ]]; then use_existing_cluster; else start_control_plane; fi
+  if [[ -n $use_cluster ]]; then
+    use_existing_cluster
+  else
+    start_control_plane
+    start_registry
+  fi
   own_kubeconfig
   step "Install the host" install_host
   step "Install the plugin for MyApp" install_plugin
@@ -551,6 +621,8 @@ main() {
   step "Swap the plugin while the host runs" swap
   step "Push a broken plugin" refuse
   step "Kill the host, and start it again" restart
+  # Your cluster has a registry of its own.
+  [[ -z $registry ]] || step "Publish, preview, go step by step, go back" publish
   step "Delete the MyApp" delete
   summary
 }

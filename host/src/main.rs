@@ -137,9 +137,6 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    if let Command::CompileComponent(options) = &arguments.command {
-        return Ok(compile::command(options));
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let collector = match &arguments.command {
         // Set to nothing is as good as not set.

@@ -3,12 +3,13 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use distribution::{Password, Registry, USER};
 use kube::api::DynamicObject;
+use rcgen::KeyPair;
 use serde_json::{Value, json};
 
 use crate::{
@@ -204,16 +205,12 @@ async fn c55_c57_an_image_is_what_its_digest_says_and_an_outage_of_its_registry_
     recorded(&ns, &third).await;
 }
 
-/// The private and the public key of somebody, as OpenSSL makes them.
+/// The private and the public key of somebody.
 fn key_pair(folder: &Path, name: &str) -> [PathBuf; 2] {
     let [private, public] = ["key", "pub"].map(|end| folder.join(format!("{name}.{end}")));
-    let openssl = |arguments: &[&str], to: &Path| {
-        let output = Command::new("openssl").args(arguments).stderr(Stdio::null()).output().expect("openssl runs");
-        assert!(output.status.success(), "openssl {arguments:?}");
-        fs::write(to, output.stdout).expect("it can be written");
-    };
-    openssl(&["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"], &private);
-    openssl(&["pkey", "-in", &private.to_string_lossy(), "-pubout"], &public);
+    let pair = KeyPair::generate().expect("a key pair can be made");
+    fs::write(&private, pair.serialize_pem()).expect("it can be written");
+    fs::write(&public, pair.public_key_pem()).expect("it can be written");
     [private, public]
 }
 
