@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, future, stream};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{
@@ -661,15 +661,14 @@ impl Reconciler {
             parent_kind = Some(kind);
         }
         let Some(parent_kind) = parent_kind else { return Err(Error::Watch("no revision serves".to_owned())) };
-        let mut child_kinds = Vec::new();
-        for kind in &declared {
-            child_kinds.push(resolve(client, kind).await?);
-        }
+        // All at once: a revision that takes over waits for it.
+        let mut child_kinds = future::try_join_all(declared.iter().map(|kind| resolve(client, kind))).await?;
         let applied = self.declared.status.iter().flat_map(|status| &status.applied_kinds);
         // A kind that is declared in another version now is watched already: its objects are the same.
         let is_declared = |kind: &KindName| declared.iter().any(|declared| declared.is_same_kind(kind));
-        for kind in applied.filter(|kind| !is_declared(kind)) {
-            match resolve(client, kind).await {
+        let applied = applied.filter(|kind| !is_declared(kind)).map(|kind| resolve(client, kind));
+        for kind in future::join_all(applied).await {
+            match kind {
                 Ok(kind) => child_kinds.push(kind),
                 // No longer served: then there is nothing left of it.
                 Err(Error::KindMissing(_, error)) if is_absent(&error) => {}
