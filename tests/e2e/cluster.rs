@@ -468,9 +468,11 @@ pub(crate) async fn refused(api: &Api<DynamicObject>, name: &str, reason: &str) 
         condition(parent, "Synced").is_some_and(|synced| synced["status"] == "False" && synced["reason"] == reason)
     })
     .await;
-    condition(&parent, "Synced")
-        .map(|synced| synced["message"].as_str().unwrap_or_default().to_owned())
-        .unwrap_or_default()
+    let message = condition(&parent, "Synced").and_then(|synced| synced["message"].as_str().map(str::to_owned));
+    let message = message.unwrap_or_default();
+    // The revision is another one for each build.
+    let (revision, said) = message.split_once(": ").unwrap_or(("", &message));
+    if revision.starts_with("revision ") { said.to_owned() } else { message }
 }
 
 /// Waits until the condition of a reconciler has this status, and this reason unless it is empty; its message.
