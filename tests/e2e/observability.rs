@@ -132,7 +132,7 @@ async fn one_reconcile_can_be_followed_in_metrics_and_traces() {
     let revision = reconciler.data["status"]["activeRevision"].as_str().expect("one is active").to_owned();
     let table = cluster.kubectl(&["get", "clusterreconciler", "mirror"]);
     let rows: Vec<Vec<_>> = table.lines().map(|row| row.split_whitespace().collect()).collect();
-    assert_eq!(rows[0], ["NAME", "PARENT", "REVISION", "CURRENT", "TOTAL", "READY", "AGE"]);
+    assert_eq!(rows[0], ["NAME", "PARENT", "REVISION", "CURRENT", "TOTAL", "READY", "ROLLOUT", "AGE"]);
     assert_eq!(rows[1][..6], ["mirror", "Widget.v1.t.example", &revision, "1", "2", "True"]);
 
     // Metrics.
