@@ -3,6 +3,7 @@
 //! An API server that does not know a kind yet, or knows it no longer, answers 404 as well. Taken for the absence of the object it would
 //! end a cleanup that has not begun. So only a 404 that names the object counts.
 
+use futures::future;
 use kube::{
     Api, Client, Resource,
     discovery::{self, Scope},
@@ -36,17 +37,61 @@ pub fn is_absent(error: &kube::Error, name: &str) -> bool {
     }
 }
 
+/// A kind that the API server does not serve, or does not say of.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
+pub struct KindMissing(KindName, #[source] Box<kube::Error>);
+
+impl KindMissing {
+    /// Whether discovery says that there is no such kind, rather than nothing at all.
+    fn is_absent(&self) -> bool {
+        match &*self.1 {
+            kube::Error::Discovery(_) => true,
+            kube::Error::Api(status) => status.code == 404,
+            _ => false,
+        }
+    }
+}
+
 /// How the API server serves a kind.
 ///
 /// # Errors
 /// If it does not, or does not say.
-pub async fn kind(client: &Client, name: &KindName) -> Result<Kind, kube::Error> {
-    let (api, capabilities) = discovery::pinned_kind(client, &name.gvk()).await?;
+pub async fn kind(client: &Client, name: &KindName) -> Result<Kind, KindMissing> {
+    let served = discovery::pinned_kind(client, &name.gvk()).await;
+    let (api, capabilities) = served.map_err(|error| KindMissing(name.clone(), error.into()))?;
     let has_status = capabilities
         .subresources
         .iter()
         .any(|(subresource, _)| subresource.plural == "status" || subresource.plural.ends_with("/status"));
     Ok(Kind { api, namespaced: capabilities.scope == Scope::Namespaced, has_status })
+}
+
+/// The kinds of children that there may be, sorted: those that plugins declare, and those of which an earlier one has `applied` some.
+///
+/// # Errors
+/// If one that is declared is not served, or the API server does not say of one.
+pub async fn child_kinds(
+    client: &Client,
+    declared: &[&KindName],
+    applied: &[KindName],
+) -> Result<Vec<Kind>, KindMissing> {
+    // All at once: a revision that takes over waits for it.
+    let mut kinds = future::try_join_all(declared.iter().map(|name| kind(client, name))).await?;
+    // A kind that is declared in another version now is watched already: its objects are the same.
+    let is_declared = |name: &KindName| declared.iter().any(|declared| declared.is_same_kind(name));
+    let applied = applied.iter().filter(|name| !is_declared(name)).map(|name| kind(client, name));
+    for found in future::join_all(applied).await {
+        match found {
+            Ok(kind) => kinds.push(kind),
+            // No longer served: then there is nothing left of it.
+            Err(error) if error.is_absent() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    kinds.sort_by(|a, b| (&a.api.kind, &a.api.api_version).cmp(&(&b.api.kind, &b.api.api_version)));
+    kinds.dedup();
+    Ok(kinds)
 }
 
 #[cfg(test)]

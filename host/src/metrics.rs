@@ -27,7 +27,7 @@ use prometheus_client::{
 use tokio::net::TcpListener;
 
 mod handles;
-mod process;
+pub(crate) mod process;
 mod requests;
 
 pub use self::handles::{Calls, Compilations, Function, Handles, Usage};

@@ -28,7 +28,7 @@ use crate::{
     lookup,
     object::{Kind, Object, ObjectKey},
     output,
-    plugin::{Engine, GUEST_MEMORY, LoadError, Plugin, Request, describe::KindName, engine},
+    plugin::{Engine, GUEST_MEMORY, LoadError, Plugin, Request, engine},
     reconcile::{
         self,
         desired::Rules,
@@ -111,8 +111,8 @@ pub enum Error {
         source: LoadError,
     },
     /// A kind is not there.
-    #[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
-    KindMissing(KindName, #[source] kube::Error),
+    #[error(transparent)]
+    KindMissing(#[from] lookup::KindMissing),
     /// It reconciles something else.
     #[error("the plugin reconciles {to}, and the reconciler has parents of {from}")]
     ParentKind {
@@ -216,27 +216,16 @@ struct Seen {
 
 impl Seen {
     async fn list(client: &Client, declared: &Declaration, plugin: &Plugin) -> Result<Self, Error> {
-        let kind = async |name: &KindName| {
-            lookup::kind(client, name).await.map_err(|source| Error::KindMissing(name.clone(), source))
-        };
         let description = plugin.description();
-        let parent_kind = kind(&description.parent).await?;
+        let parent_kind = lookup::kind(client, &description.parent).await?;
         let status = declared.status.clone().unwrap_or_default();
         let api = &parent_kind.api;
         let full = format!("{}.{}.{}", api.kind, api.version, api.group);
         if let Some(from) = status.parent_kind.filter(|from| without_version(from) != without_version(&full)) {
             return Err(Error::ParentKind { from, to: full });
         }
-        let mut child_kinds = Vec::new();
-        for name in &description.children {
-            child_kinds.push(kind(name).await?);
-        }
-        let is_declared = |name: &KindName| description.children.iter().any(|declared| declared.is_same_kind(name));
-        for name in status.applied_kinds.iter().filter(|name| !is_declared(name)) {
-            // What is no longer served has left nothing.
-            child_kinds.extend(lookup::kind(client, name).await);
-        }
-        child_kinds.sort_by(|a, b| (&a.api.kind, &a.api.api_version).cmp(&(&b.api.kind, &b.api.api_version)));
+        let kinds: Vec<_> = description.children.iter().collect();
+        let child_kinds = lookup::child_kinds(client, &kinds, &status.applied_kinds).await?;
 
         let selector = declared.terms.selector.clone().map(Selector::try_from);
         let selector = selector.transpose().map_err(Error::Selector)?.unwrap_or_default();
@@ -416,7 +405,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{kinds, render::compare::Comparison};
+    use crate::{kinds, plugin::describe::KindName, render::compare::Comparison};
 
     #[test]
     fn a_version_of_a_kind_is_the_same_kind() {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{Stream, StreamExt as _, future, stream};
+use futures::{Stream, StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{
@@ -76,8 +76,8 @@ enum Error {
     Policy(#[from] policy::Error),
     #[error(transparent)]
     Plugin(#[from] plugin::LoadError),
-    #[error("the API server does not serve {0}; if it is a custom kind, install its CRD")]
-    KindMissing(KindName, #[source] Box<kube::Error>),
+    #[error(transparent)]
+    KindMissing(#[from] lookup::KindMissing),
     #[error("the plugin reconciles {to}, and this reconciler has parents of {from}; make another reconciler for it")]
     ParentKindChanged { from: String, to: String },
     #[error(
@@ -125,7 +125,7 @@ impl Error {
             Self::Source(error) => error.reason(),
             Self::Policy(_) => "NotAllowed",
             Self::Plugin(_) => "InvalidPlugin",
-            Self::KindMissing(..) => "KindMissing",
+            Self::KindMissing(_) => "KindMissing",
             Self::ParentKindChanged { .. } => "ParentKindChanged",
             Self::ClusterScoped(_) => "ClusterScoped",
             Self::Selector(_) => "InvalidSelector",
@@ -404,7 +404,7 @@ impl Reconciler {
         let kinds = std::iter::once(&context.parent_kind).chain(&context.child_kinds);
         for kind in kinds.filter(|kind| !kind.is_built_in()) {
             // One that is not served at all is told by its watch, which goes on trying.
-            changed |= resolve(&context.client, &kind.name()).await.is_ok_and(|served| served != *kind);
+            changed |= lookup::kind(&context.client, &kind.name()).await.is_ok_and(|served| served != *kind);
         }
         if changed {
             let revisions = context.revisions();
@@ -653,7 +653,7 @@ impl Reconciler {
         }
         let mut parent_kind = None;
         for parent in parents {
-            let kind = resolve(client, parent).await?;
+            let kind = lookup::kind(client, parent).await?;
             let serves = self.serving.as_ref().map(|serving| &serving.controller.context.parent_kind);
             if let Some(from) = parent_kind.as_ref().or(serves).filter(|from| from.group_kind() != kind.group_kind()) {
                 return Err(Error::ParentKindChanged { from: from.to_string(), to: kind.to_string() });
@@ -661,22 +661,8 @@ impl Reconciler {
             parent_kind = Some(kind);
         }
         let Some(parent_kind) = parent_kind else { return Err(Error::Watch("no revision serves".to_owned())) };
-        // All at once: a revision that takes over waits for it.
-        let mut child_kinds = future::try_join_all(declared.iter().map(|kind| resolve(client, kind))).await?;
-        let applied = self.declared.status.iter().flat_map(|status| &status.applied_kinds);
-        // A kind that is declared in another version now is watched already: its objects are the same.
-        let is_declared = |kind: &KindName| declared.iter().any(|declared| declared.is_same_kind(kind));
-        let applied = applied.filter(|kind| !is_declared(kind)).map(|kind| resolve(client, kind));
-        for kind in future::join_all(applied).await {
-            match kind {
-                Ok(kind) => child_kinds.push(kind),
-                // No longer served: then there is nothing left of it.
-                Err(Error::KindMissing(_, error)) if is_absent(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        child_kinds.sort_by(|a, b| (&a.api.kind, &a.api.api_version).cmp(&(&b.api.kind, &b.api.api_version)));
-        child_kinds.dedup();
+        let applied = self.declared.status.as_ref().map(|status| status.applied_kinds.as_slice());
+        let child_kinds = lookup::child_kinds(client, &declared, applied.unwrap_or_default()).await?;
         if self.declared.scope().is_some()
             && let Some(kind) = std::iter::once(&parent_kind).chain(&child_kinds).find(|kind| !kind.namespaced)
         {
@@ -889,20 +875,6 @@ fn failures(watching: &Watching) -> String {
     let failures: Vec<_> =
         watching.failing.iter().map(|(kind, failure)| format!("{kind}: {}", failure.message)).collect();
     if failures.is_empty() { "the first list takes too long".to_owned() } else { failures.join("; ") }
-}
-
-/// Whether discovery says that there is no such kind, rather than nothing at all.
-fn is_absent(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Discovery(_) => true,
-        kube::Error::Api(status) => status.code == 404,
-        _ => false,
-    }
-}
-
-/// How the API server serves a kind.
-async fn resolve(client: &Client, name: &KindName) -> Result<Kind, Error> {
-    lookup::kind(client, name).await.map_err(|error| Error::KindMissing(name.clone(), error.into()))
 }
 
 fn set_condition(

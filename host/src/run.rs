@@ -144,7 +144,12 @@ fn slots(text: &str) -> Result<usize, String> {
 /// # Errors
 /// If the host cannot start: no API server to reach, no port, no engine.
 pub async fn run(options: Options) -> anyhow::Result<()> {
-    let tenants = options.tenant_policy.as_deref().map(read_policy).transpose()?.unwrap_or_default();
+    let tenants = options.tenant_policy.as_deref();
+    let tenants = tenants.map(|path| read(path, "--tenant-policy", "tenant policy", TenantPolicy::read)).transpose()?;
+    let verification = options.verification_policy.as_deref();
+    let verification = verification
+        .map(|path| read(path, "--verification-policy", "verification policy", Policy::read))
+        .transpose()?;
     let mut config =
         Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
     let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
@@ -160,9 +165,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         client: client.clone(),
         registries: Registries::new(&options.registries).context("failed to read the certificates for registries")?,
         cache: cache.clone(),
-        policy: Arc::new(
-            options.verification_policy.as_deref().map(read_verification).transpose()?.unwrap_or_default(),
-        ),
+        policy: Arc::new(verification.unwrap_or_default()),
         allow_paths: options.allow_plugin_paths,
     };
     let compiler = Compiler::new(cache, options.compile_timeout, metrics.compilations.clone());
@@ -198,7 +201,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         events,
         metrics,
         claims: Arc::default(),
-        tenants: Arc::new(tenants),
+        tenants: Arc::new(tenants.unwrap_or_default()),
         sources,
         slots: Arc::new(Semaphore::new(options.max_concurrent_reconciles)),
         total_slots: options.max_concurrent_reconciles,
@@ -260,16 +263,14 @@ fn cache(directory: &Path, options: &Options) -> Option<Cache> {
         .ok()
 }
 
-fn read_verification(path: &Path) -> anyhow::Result<Policy> {
-    let yaml = std::fs::read_to_string(path)
-        .with_context(|| format!("failed to read {} (--verification-policy)", path.display()))?;
-    Policy::read(&yaml).with_context(|| format!("{} is no verification policy", path.display()))
-}
-
-fn read_policy(path: &Path) -> anyhow::Result<TenantPolicy> {
-    let yaml = std::fs::read_to_string(path)
-        .with_context(|| format!("failed to read {} (--tenant-policy)", path.display()))?;
-    TenantPolicy::read(&yaml).with_context(|| format!("{} is no tenant policy", path.display()))
+/// What a file says that an option names.
+fn read<T, E>(path: &Path, option: &str, what: &str, read: impl FnOnce(&str) -> Result<T, E>) -> anyhow::Result<T>
+where
+    Result<T, E>: anyhow::Context<T, E>,
+{
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("failed to read {} ({option})", path.display()))?;
+    read(&text).with_context(|| format!("{} is no {what}", path.display()))
 }
 
 async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {

@@ -44,10 +44,6 @@ fn config_maps(ns: &Namespace<'_>) -> Api<DynamicObject> {
     Api::namespaced_with(ns.client.clone(), "pilothouse-system", &api)
 }
 
-fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
-    ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler")
-}
-
 fn reply(name: &str, value: &str) -> Value {
     json!({"reply": {"children": [config_map(name, value)], "versioned": true}})
 }
@@ -63,7 +59,7 @@ fn code(host: &Host) -> usize {
 
 /// Waits until another revision serves than `before`, as was asked; which one.
 async fn swapped(ns: &Namespace<'_>, before: &Value) -> Value {
-    let reconciler = until(&reconcilers(ns), "mirror", "another revision serves", |reconciler| {
+    let reconciler = until(&ns.reconcilers(), "mirror", "another revision serves", |reconciler| {
         let status = &reconciler.data["status"];
         status["activeRevision"] != *before
             && status["activeRevision"] == status["desiredRevision"]
@@ -109,7 +105,7 @@ async fn churn(name: &str, swaps: usize) -> Vec<f64> {
             if number.is_multiple_of(2) {
                 push(number / 2 % 2).await;
             } else {
-                edit(&reconcilers(&ns), "mirror", json!({"spec": {"config": {"word": number.to_string()}}})).await;
+                edit(&ns.reconcilers(), "mirror", json!({"spec": {"config": {"word": number.to_string()}}})).await;
             }
             active = swapped(&ns, &active).await;
             if number.is_multiple_of(swaps / 10) {
@@ -131,11 +127,11 @@ async fn churn(name: &str, swaps: usize) -> Vec<f64> {
         })
         .await;
     }
-    until(&reconcilers(&ns), "mirror", "all parents are told to be current", |reconciler| {
+    until(&ns.reconcilers(), "mirror", "all parents are told to be current", |reconciler| {
         reconciler.data["status"]["parents"]["current"] == PARENTS
     })
     .await;
-    let reconciler = get(&reconcilers(&ns), "mirror").await.expect("it is there");
+    let reconciler = get(&ns.reconcilers(), "mirror").await.expect("it is there");
     assert_eq!(condition(&reconciler, "Degraded").map(|degraded| degraded["status"].clone()), Some(json!("False")));
     // Edits at the same time are conflicts, which are read again and no failure.
     let log = host.log_text();
@@ -177,7 +173,7 @@ async fn a_swap_takes_little_longer_than_an_edit() {
     let [first, second] = builds().map(|bytes| BASE64_STANDARD.encode(bytes));
     edit(&config_maps(&ns), "mirror-plugin", json!({"binaryData": {keys[0]: first, keys[1]: second}})).await;
     // A preview takes its time on purpose.
-    edit(&reconcilers(&ns), "mirror", json!({"spec": {"rollout": {"preview": "Off"}}})).await;
+    edit(&ns.reconcilers(), "mirror", json!({"spec": {"rollout": {"preview": "Off"}}})).await;
     let host = cluster.run_host();
     let names: Vec<_> = (0..PARENTS).map(|number| format!("w{number}")).collect();
     for name in &names {
@@ -204,7 +200,7 @@ async fn a_swap_takes_little_longer_than_an_edit() {
         let newest = format!("{} mirror, version 5", ["the", "The"][round % 2]);
         let begun = Instant::now();
         let key = keys[round % 2];
-        edit(&reconcilers(&ns), "mirror", json!({"spec": {"plugin": {"configMap": {"key": key}}}})).await;
+        edit(&ns.reconcilers(), "mirror", json!({"spec": {"plugin": {"configMap": {"key": key}}}})).await;
         until(&|child| version(child) == Some(&newest)).await;
         swaps.push(begun.elapsed());
         active = swapped(&ns, &active).await;

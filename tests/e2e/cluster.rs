@@ -355,6 +355,11 @@ impl Namespace<'_> {
         self.api("mygroup.example.com/v1", "MyApp")
     }
 
+    /// The ClusterReconcilers.
+    pub(crate) fn reconcilers(&self) -> Api<DynamicObject> {
+        self.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler")
+    }
+
     pub(crate) fn config_maps(&self) -> Api<DynamicObject> {
         self.api("v1", "ConfigMap")
     }

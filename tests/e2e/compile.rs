@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     cluster::{Cluster, Host, config_map, told, until},
-    swap::{push, reconcilers},
+    swap::push,
 };
 
 /// How many plugins a host has loaded: from the cache, from the compiler, and not at all.
@@ -92,7 +92,7 @@ async fn c48_a_start_compiles_nothing_and_whatever_becomes_of_the_cache_the_plug
     let host = start(&["--compile-timeout=1s"]);
     assert_eq!(loads(&host).await, [2, 0, 0]);
     push(&cluster, "mirror", &endless());
-    let message = told(&reconcilers(&ns), "mirror", "Degraded", "True", "InvalidPlugin").await;
+    let message = told(&ns.reconcilers(), "mirror", "Degraded", "True", "InvalidPlugin").await;
     assert!(message.contains("compiling the plugin takes more than 1s (--compile-timeout)"), "{message}");
     assert_eq!(loads(&host).await, [2, 0, 1]);
     serves("slow").await;

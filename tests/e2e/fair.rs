@@ -41,7 +41,7 @@ async fn c45_a_restart_with_a_thousand_parents_writes_nothing_and_an_edit_overta
 
     let stand = stand
         .restart(async |ns| {
-            let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+            let reconcilers = ns.reconcilers();
             let spec = json!({"config": {"busy": 50}, "limits": {"timeout": "30s"}, "rollout": {"preview": "Off"}});
             edit(&reconcilers, "c45-thousand", json!({"spec": spec})).await;
         })
@@ -120,7 +120,7 @@ async fn a_parent_that_sets_itself_off_without_end_is_slowed_down_and_told_and_i
 async fn no_more_parents_are_reconciled_at_once_than_the_reconciler_allows() {
     let stand = Stand::start("concurrency", "mirror", None, &["--max-concurrent-reconciles=16"]).await;
     let ns = &stand.ns;
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     let active = async || sample(&stand, r#"controller_runtime_active_workers{controller="concurrency"}"#).await;
     for number in 0..40 {
         stand.widget(&format!("w{number}"), json!({"reply": {"busy": 300, "next": {"afterMs": 100}}})).await;

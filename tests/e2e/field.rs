@@ -93,7 +93,7 @@ async fn declare(ns: &Namespace<'_>, name: &str, plugin: &str) {
             "serviceAccount": {"namespace": "pilothouse-system", "name": plugin},
             "limits": {"timeout": "1s"},
             "selector": {"matchLabels": {"run": ns.name}}}});
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     let reconciler: DynamicObject = serde_json::from_value(reconciler).expect("it is an object");
     reconcilers.create(&Default::default(), &reconciler).await.expect("it can be created");
 }
@@ -164,7 +164,7 @@ async fn c16_the_finalizer_of_an_operator_that_is_gone_is_served_and_goes() {
     ns.assert_quiet(Duration::from_secs(3)).await;
     assert_eq!(ns.writes().len(), before, "{:#?}", ns.writes());
     edit(&ns.widgets(), "live", json!({"metadata": {"finalizers": [ours[0], "t.example/hold"]}})).await;
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     delete(&reconcilers, "c16", PropagationPolicy::Background).await;
     gone(&reconcilers, "c16").await;
     let live = get(&ns.widgets(), "live").await.expect("it stays");
@@ -587,10 +587,7 @@ async fn c17_a_crd_that_is_deleted_and_comes_back_is_served_again() {
     assert!(back.elapsed() < Duration::from_secs(45), "after {:?}", back.elapsed());
     delete(&ns.widgets(), "new", PropagationPolicy::Background).await;
     gone(&ns.widgets(), "new").await;
-    let ready = condition(
-        &get(&ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler"), "mirror").await.expect("it is there"),
-        "Ready",
-    );
+    let ready = condition(&get(&ns.reconcilers(), "mirror").await.expect("it is there"), "Ready");
     assert_eq!(ready.expect("it is told")["status"], "True");
     host.terminate();
 }

@@ -12,10 +12,7 @@ use kube::api::DynamicObject;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 
-use crate::{
-    cluster::{Cluster, Host, Namespace, component, config_map, edit, get, mirror, told, until},
-    swap::reconcilers,
-};
+use crate::cluster::{Cluster, Host, Namespace, component, config_map, edit, get, mirror, told, until};
 
 /// A cluster with a registry beside it, and an administrator who may push.
 struct Site {
@@ -115,7 +112,7 @@ async fn shows(ns: &Namespace<'_>, version: u8) {
 /// Waits until the status says that the image is the one of this digest.
 async fn recorded(ns: &Namespace<'_>, digest: &str) -> DynamicObject {
     let what = format!("it is {digest}");
-    until(&reconcilers(ns), "mirror", &what, |object| object.data["status"]["image"]["digest"] == digest).await
+    until(&ns.reconcilers(), "mirror", &what, |object| object.data["status"]["image"]["digest"] == digest).await
 }
 
 #[tokio::test]
@@ -127,7 +124,7 @@ async fn c55_c57_an_image_is_what_its_digest_says_and_an_outage_of_its_registry_
     let ns = site.cluster.namespace("images").await;
     ns.widget("w", json!({"reply": {"children": [config_map("w", "1")], "versioned": true}})).await;
     let told =
-        async |kind: &str, status: &str, reason: &str| told(&reconcilers(&ns), "mirror", kind, status, reason).await;
+        async |kind: &str, status: &str, reason: &str| told(&ns.reconcilers(), "mirror", kind, status, reason).await;
 
     site.install(&site.image("1"));
     let message = told("Resolved", "True", "Resolved").await;
@@ -231,7 +228,7 @@ async fn an_image_serves_once_it_is_signed_by_whom_it_has_to_be() {
     let host = site.start_host(&[&policy]);
     let ns = site.cluster.namespace("signed").await;
     let told =
-        async |kind: &str, status: &str, reason: &str| told(&reconcilers(&ns), "mirror", kind, status, reason).await;
+        async |kind: &str, status: &str, reason: &str| told(&ns.reconcilers(), "mirror", kind, status, reason).await;
 
     site.install(&site.image("1"));
     ns.widget("w", json!({"reply": {"children": [config_map("w", "1")], "versioned": true}})).await;

@@ -151,7 +151,7 @@ async fn noop_a_restarted_host_writes_nothing_and_heals_just_what_has_drifted() 
     }
     // Also the counts are told, or the next host would have something to tell.
     for (reconciler, parents) in [("mirror", 190), ("myapp", 10)] {
-        until(&ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler"), reconciler, "counted", |reconciler| {
+        until(&ns.reconcilers(), reconciler, "counted", |reconciler| {
             reconciler.data["status"]["parents"]
                 == json!({"total": parents, "current": parents, "ready": parents, "failing": 0})
         })

@@ -124,7 +124,7 @@ async fn one_reconcile_can_be_followed_in_metrics_and_traces() {
     refused(&ns.widgets(), "trap", "PluginTrap").await;
 
     // The status of the reconciler: counts and columns.
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     let reconciler = until(&reconcilers, "mirror", "counted", |reconciler| {
         reconciler.data["status"]["parents"] == json!({"total": 2, "current": 1, "ready": 1, "failing": 1})
     })

@@ -108,7 +108,7 @@ async fn c16_what_a_host_has_left_behind_is_released_by_hand() {
     assert!(notes.iter().all(|note| **note == *expected), "{notes:?}");
 
     // And the reconcilers themselves.
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     delete(&reconcilers, "mirror", PropagationPolicy::Background).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(get(&reconcilers, "mirror").await.is_some(), "it waits for a host");

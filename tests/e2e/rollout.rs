@@ -20,17 +20,13 @@ use crate::{
 
 const ALLOW: &str = "pilothouse.dev/allow-rollout";
 
-fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
-    ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler")
-}
-
 fn patch_reconciler(cluster: &Cluster, patch: &Value) {
     cluster.kubectl(&["patch", "crec", "mirror", "--type=merge", "-p", &patch.to_string()]);
 }
 
 /// What the reconciler tells of its rollout.
 async fn rollout(ns: &Namespace<'_>) -> Value {
-    get(&reconcilers(ns), "mirror").await.expect("it is there").data["status"]["rollout"].clone()
+    get(&ns.reconcilers(), "mirror").await.expect("it is there").data["status"]["rollout"].clone()
 }
 
 /// Waits until the rollout of a revision other than `before` is in this state; what is told of it.
@@ -101,7 +97,7 @@ async fn c54_a_new_build_goes_step_by_step_stops_when_parents_are_not_ready_and_
         ns.widget(&name, json!({"reply": {"children": [deployment(&name)], "labelled": true}})).await;
     }
     ready(&ns, PARENTS).await;
-    let first = get(&reconcilers(&ns), "mirror").await.expect("it is there").data["status"]["activeRevision"].clone();
+    let first = get(&ns.reconcilers(), "mirror").await.expect("it is there").data["status"]["activeRevision"].clone();
 
     // The same from another build: nothing is written on a parent or a child.
     ns.assert_quiet(Duration::from_secs(1)).await;
@@ -159,9 +155,9 @@ async fn c54_a_new_build_goes_step_by_step_stops_when_parents_are_not_ready_and_
     patch_reconciler(&cluster, &json!({"spec": {"rollout": {"progressDeadline": "3s"}}}));
     push(&cluster, "mirror", &mirror(3));
     let back = rolled(&ns, &started["revision"], "RolledBack").await;
-    let message = told(&reconcilers(&ns), "mirror", "Degraded", "True", "RolledBack").await;
+    let message = told(&ns.reconcilers(), "mirror", "Degraded", "True", "RolledBack").await;
     assert!(message.contains("rolled back at step 1 of 3") && message.contains("are not ready"), "{message}");
-    told(&reconcilers(&ns), "mirror", "Progressing", "False", "RolledBack").await;
+    told(&ns.reconcilers(), "mirror", "Progressing", "False", "RolledBack").await;
     eventually("all are back", async || versions(&ns).await.iter().all(|it| it.1 == 2).then_some(())).await;
     let moved: BTreeSet<_> = ns
         .writes()
@@ -176,7 +172,7 @@ async fn c54_a_new_build_goes_step_by_step_stops_when_parents_are_not_ready_and_
     ready(&ns, PARENTS).await;
     host.kill();
     let host = cluster.run_host();
-    told(&reconcilers(&ns), "mirror", "Degraded", "True", "RolledBack").await;
+    told(&ns.reconcilers(), "mirror", "Degraded", "True", "RolledBack").await;
     assert_eq!(rollout(&ns).await["since"], back["since"]);
     assert!(versions(&ns).await.iter().all(|it| it.1 == 2));
     host.terminate();
@@ -201,7 +197,7 @@ async fn a_rollout_goes_on_where_it_was_when_the_host_ended_and_back_by_hand() {
     let half = parents.iter().filter(|it| is_among(it.metadata.uid.as_deref().unwrap_or_default(), 50)).count();
     eventually("the half goes over", async || (of_new().await == half).then_some(())).await;
     ready(&ns, PARENTS).await;
-    let message = until(&reconcilers(&ns), "mirror", "the numbers are told", |it| {
+    let message = until(&ns.reconcilers(), "mirror", "the numbers are told", |it| {
         condition(it, "Progressing").is_some_and(|it| {
             it["message"].as_str().is_some_and(|text| text.starts_with(&format!("{half} of 20 parents on revision ")))
         })
@@ -238,7 +234,7 @@ async fn a_rollout_goes_on_where_it_was_when_the_host_ended_and_back_by_hand() {
     .await;
     assert_eq!(back["reason"], "Withdrawn");
     eventually("all are back", async || (of_new().await == 0).then_some(())).await;
-    told(&reconcilers(&ns), "mirror", "Degraded", "False", "").await;
+    told(&ns.reconcilers(), "mirror", "Degraded", "False", "").await;
 
     // What was withdrawn can be tried again, and a person can end the steps.
     push(&cluster, "mirror", &mirror(2));
@@ -264,7 +260,7 @@ async fn what_a_revision_would_change_is_told_and_one_that_deletes_much_is_not_l
         ns.widget(name, json!({"reply": reply})).await;
         synced(&ns.widgets(), name).await;
     }
-    let first = get(&reconcilers(&ns), "mirror").await.expect("it is there").data["status"]["activeRevision"].clone();
+    let first = get(&ns.reconcilers(), "mirror").await.expect("it is there").data["status"]["activeRevision"].clone();
 
     push(&cluster, "mirror", &mirror(2));
     let second = rolled(&ns, &first, "Complete").await;
@@ -272,17 +268,17 @@ async fn what_a_revision_would_change_is_told_and_one_that_deletes_much_is_not_l
     assert_eq!(second["from"], first);
     let told_so = events(&ns, "Previewed").await;
     assert!(told_so.iter().any(|note| note.ends_with("1 ConfigMap updated, 0 errors")), "{told_so:?}");
-    told(&reconcilers(&ns), "mirror", "Deterministic", "True", "SameAnswer").await;
+    told(&ns.reconcilers(), "mirror", "Deterministic", "True", "SameAnswer").await;
 
     // It would want nothing any more.
     let writes = ns.writes().len();
     patch_reconciler(&cluster, &json!({"spec": {"config": {"forget": true}}}));
-    let message = told(&reconcilers(&ns), "mirror", "Degraded", "True", "RolloutGuarded").await;
+    let message = told(&ns.reconcilers(), "mirror", "Degraded", "True", "RolloutGuarded").await;
     for part in ["it deletes children of 3 of the 3 parents", "maxLosingChildren is 10%", "3 ConfigMaps deleted", ALLOW]
     {
         assert!(message.contains(part), "{part}: {message}");
     }
-    let object = get(&reconcilers(&ns), "mirror").await.expect("it is there");
+    let object = get(&ns.reconcilers(), "mirror").await.expect("it is there");
     assert_eq!(object.data["status"]["activeRevision"], second["revision"]);
     for kind in ["Ready", "Loaded"] {
         assert_eq!(condition(&object, kind).expect("it is told")["status"], "True", "{kind}");
@@ -292,7 +288,7 @@ async fn what_a_revision_would_change_is_told_and_one_that_deletes_much_is_not_l
     host.kill();
     let host = cluster.run_host();
     edit(&ns.widgets(), "a", json!({"metadata": {"annotations": {"again": "1"}}})).await;
-    told(&reconcilers(&ns), "mirror", "Degraded", "True", "RolloutGuarded").await;
+    told(&ns.reconcilers(), "mirror", "Degraded", "True", "RolloutGuarded").await;
     ns.assert_quiet(Duration::from_secs(1)).await;
     assert_unwritten(&ns, writes);
     assert_eq!(events(&ns, "RolloutGuarded").await.len(), 1);
@@ -301,7 +297,7 @@ async fn what_a_revision_would_change_is_told_and_one_that_deletes_much_is_not_l
     let refused_revision = object.data["status"]["desiredRevision"].clone();
     patch_reconciler(&cluster, &json!({"metadata": {"annotations": {ALLOW: refused_revision}}}));
     refused(&ns.widgets(), "a", "PruneHeld").await;
-    told(&reconcilers(&ns), "mirror", "Degraded", "False", "").await;
+    told(&ns.reconcilers(), "mirror", "Degraded", "False", "").await;
 
     // What fails for parents that were well is not let in either.
     patch_reconciler(&cluster, &json!({"spec": {"config": null, "rollout": {"preview": "Off"}}}));
@@ -311,7 +307,7 @@ async fn what_a_revision_would_change_is_told_and_one_that_deletes_much_is_not_l
     patch_reconciler(&cluster, &json!({"spec": {"limits": {"timeout": "100ms"}, "rollout": {"preview": "On"}}}));
     tokio::time::sleep(Duration::from_secs(1)).await;
     patch_reconciler(&cluster, &json!({"spec": {"config": {"busy": 100_000}}}));
-    let message = told(&reconcilers(&ns), "mirror", "Degraded", "True", "RolloutGuarded").await;
+    let message = told(&ns.reconcilers(), "mirror", "Degraded", "True", "RolloutGuarded").await;
     assert!(message.contains("it fails for 3 of the 3 parents") && message.contains("PluginDeadline"), "{message}");
     host.terminate();
 }

@@ -3,22 +3,13 @@
 use std::{path::Path, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use kube::{
-    Api,
-    api::{DynamicObject, ListParams, PropagationPolicy},
-    core::{ApiResource, GroupVersionKind},
-};
+use kube::api::{DynamicObject, ListParams, PropagationPolicy};
 use serde_json::{Value, json};
 
 use crate::cluster::{
     Cluster, Namespace, component, condition, config_map, delete, edit, eventually, get, gone, mirror, our_finalizers,
     synced, until,
 };
-
-pub(crate) fn reconcilers(ns: &Namespace<'_>) -> Api<DynamicObject> {
-    let api = ApiResource::from_gvk(&GroupVersionKind::gvk("pilothouse.dev", "v1alpha1", "ClusterReconciler"));
-    Api::all_with(ns.client.clone(), &api)
-}
 
 /// Puts a component into the ConfigMap of the plugin `name`.
 pub(crate) fn push(cluster: &Cluster, name: &str, bytes: &[u8]) {
@@ -36,7 +27,7 @@ fn patch_reconciler(cluster: &Cluster, name: &str, spec: &Value) {
 
 /// Waits until the condition of the reconciler has this status; its message.
 async fn told(ns: &Namespace<'_>, name: &str, kind: &str, status: &str, reason: &str) -> String {
-    crate::cluster::told(&reconcilers(ns), name, kind, status, reason).await
+    crate::cluster::told(&ns.reconcilers(), name, kind, status, reason).await
 }
 
 /// Installs a plugin as another reconciler, whose service account lacks what `without` names.
@@ -95,13 +86,13 @@ async fn a_plugin_is_swapped_under_load_and_a_broken_one_is_refused() {
 
     // A broken one changes nothing, and is told.
     let active = |object: &DynamicObject| object.data["status"]["activeRevision"].clone();
-    let before = active(&get(&reconcilers(&ns), "mirror").await.expect("it is there"));
+    let before = active(&get(&ns.reconcilers(), "mirror").await.expect("it is there"));
     let writes = ns.writes().len();
     push(&cluster, "mirror", &mirror(3)[..1000]);
     let message = told(&ns, "mirror", "Degraded", "True", "InvalidPlugin").await;
     assert!(message.contains("failed to compile the plugin"), "{message}");
     told(&ns, "mirror", "Ready", "True", "").await;
-    let object = get(&reconcilers(&ns), "mirror").await.expect("it is there");
+    let object = get(&ns.reconcilers(), "mirror").await.expect("it is there");
     assert_eq!(active(&object), before);
     assert_ne!(object.data["status"]["desiredRevision"], before);
     ns.widget("late", versioned("late")).await;
@@ -161,7 +152,7 @@ async fn a_running_call_ends_on_the_revision_that_it_began_with() {
 
 /// The revision of the mirror that serves.
 async fn revision(ns: &Namespace<'_>) -> String {
-    let object = get(&reconcilers(ns), "mirror").await.expect("it is there");
+    let object = get(&ns.reconcilers(), "mirror").await.expect("it is there");
     object.data["status"]["activeRevision"].to_string()
 }
 
@@ -182,7 +173,7 @@ async fn each_mistake_is_told_with_its_remedy_and_harms_nobody_else() {
         (good[..good.len() / 2].to_vec(), "failed to compile the plugin"),
     ] {
         push(&cluster, "mirror", &bytes);
-        let told = until(&reconcilers(&ns), "mirror", message, |object| {
+        let told = until(&ns.reconcilers(), "mirror", message, |object| {
             condition(object, "Loaded")
                 .is_some_and(|loaded| loaded["message"].as_str().is_some_and(|text| text.contains(message)))
         })
@@ -202,7 +193,7 @@ async fn each_mistake_is_told_with_its_remedy_and_harms_nobody_else() {
     patch_reconciler(&cluster, "mirror", &json!({"plugin": {"configMap": {"name": "mirror-plugin", "key": "other"}}}));
     let message = told(&ns, "mirror", "Loaded", "False", "SourceUnavailable").await;
     eventually("the key is named", async || {
-        let object = get(&reconcilers(&ns), "mirror").await?;
+        let object = get(&ns.reconcilers(), "mirror").await?;
         condition(&object, "Loaded")?["message"].as_str()?.contains("\"other\"").then_some(())
     })
     .await;
@@ -213,7 +204,7 @@ async fn each_mistake_is_told_with_its_remedy_and_harms_nobody_else() {
     patch_reconciler(&cluster, "mirror", &json!({"plugin": {"configMap": {"key": "plugin.wasm"}}}));
     let message = told(&ns, "mirror", "Degraded", "True", "").await;
     eventually("the kinds are named", async || {
-        let object = get(&reconcilers(&ns), "mirror").await?;
+        let object = get(&ns.reconcilers(), "mirror").await?;
         let degraded = condition(&object, "Degraded")?;
         (degraded["reason"] == "ParentKindChanged" && degraded["message"].as_str()?.contains("MyApp")).then_some(())
     })
@@ -372,7 +363,7 @@ async fn c16_a_deleted_reconciler_releases_its_parents_and_leaves_their_children
     assert!(message.contains("2 parents"), "{message}");
 
     patch_reconciler(&cluster, "mirror", &json!({"deletionPolicy": "Release"}));
-    gone(&reconcilers(&ns), "mirror").await;
+    gone(&ns.reconcilers(), "mirror").await;
     gone(&ns.widgets(), "b").await;
     let parent = get(&ns.widgets(), "a").await.expect("it stays");
     assert_eq!(our_finalizers(&parent), Vec::<String>::new());
@@ -421,7 +412,7 @@ async fn a_kind_that_comes_is_watched_before_it_is_made_and_one_that_goes_is_cle
     let message = crate::cluster::refused(&ns.widgets(), "w", "InvalidAnswer").await;
     assert!(message.contains("children[1].object.kind is Secret (v1)"), "{message}");
     let kinds = async || {
-        let object = get(&reconcilers(&ns), "mirror").await.expect("it is there");
+        let object = get(&ns.reconcilers(), "mirror").await.expect("it is there");
         object.data["status"]["appliedKinds"].to_string()
     };
     assert!(!kinds().await.contains("Secret"));

@@ -336,7 +336,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
         "spec": {"plugin": {"configMap": {"namespace": "pilothouse-system", "name": "mirror-plugin"}},
             "serviceAccount": {"namespace": "pilothouse-system", "name": "mirror"},
             "selector": {"matchLabels": {"run": run.name()}}}});
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     let reconciler: DynamicObject = serde_json::from_value(reconciler).expect("it is an object");
     reconcilers.create(&Default::default(), &reconciler).await.expect("it can be created");
 

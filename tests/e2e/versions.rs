@@ -85,7 +85,7 @@ async fn c40_a_kind_that_is_served_in_another_version_later_is_picked_up() {
     }
     eventually("the plugin's is not served", async || (!is_served(&ns, "v1", "Gadget").await).then_some(())).await;
     let host = cluster.run_host_with(&[], 1);
-    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
+    let reconcilers = ns.reconcilers();
     let message = told(&reconcilers, "mirror", "Loaded", "False", "KindMissing").await;
     assert!(message.contains("Gadget"), "{message}");
     ns.widget("w", json!({"reply": {"children": [gadget("one")]}})).await;

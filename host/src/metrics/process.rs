@@ -6,7 +6,7 @@ use std::fs;
 const TICKS: f64 = 100.0;
 
 /// The memory that is resident, in bytes.
-pub(super) fn resident_memory() -> Option<u64> {
+pub(crate) fn resident_memory() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)

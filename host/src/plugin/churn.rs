@@ -16,7 +16,7 @@ use super::{
     hostile::{self, Guest},
 };
 use crate::{
-    metrics::Calls,
+    metrics::{Calls, process},
     revision::{Material, Revision},
 };
 
@@ -95,10 +95,9 @@ async fn churn(calls: usize, swaps: usize) -> Vec<f64> {
     resident.into_inner().unwrap()
 }
 
+/// In MiB.
 fn resident_memory() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+    process::resident_memory().unwrap() as f64 / f64::from(1 << 20)
 }
 
 #[tokio::test]
