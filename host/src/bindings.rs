@@ -13,9 +13,17 @@ pub(crate) mod v0_1 {
             world everything {
                 include pilothouse:plugin/plugin@0.1.0;
                 include pilothouse:plugin/finalizing@0.1.0;
+                include pilothouse:plugin/with-http@0.1.0;
+                include pilothouse:plugin/with-kube@0.1.0;
+                include pilothouse:plugin/with-sql@0.1.0;
             }
         ",
         world: "pilothouse:host/everything",
+        imports: {
+            "pilothouse:plugin/http": async,
+            "pilothouse:plugin/kube": async,
+            "pilothouse:plugin/sql": async,
+        },
         exports: { default: async },
         additional_derives: [PartialEq],
     });

@@ -4,7 +4,7 @@
 //! namespace, and neither sees nor writes anything outside. Field documentation here becomes the API documentation
 //! (`kubectl explain clusterreconciler.spec`, and host/docs/reference.md).
 
-use std::{collections::BTreeMap, ops::RangeInclusive, str::FromStr, time::Duration};
+use std::{ops::RangeInclusive, str::FromStr, time::Duration};
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceColumnDefinition, CustomResourceDefinition},
@@ -17,10 +17,12 @@ use serde_json::{Map, Value};
 
 use crate::plugin::{CallLimits, describe::KindName};
 
+mod grants;
 mod rollout;
 mod source;
 
 pub use self::{
+    grants::{Auth, AwsSigV4, FromSecret, Grants, HeaderAuth, HttpGrant, KubeGrant, SqlAccess, SqlEngine, SqlGrant},
     rollout::{Guards, Percent, Preview, Rollout, RolloutState, RolloutStatus, RolloutStep, Strategy},
     source::{
         ConfigMapRef, Cosign, ImageStatus, LocalConfigMapRef, LocalPluginSource, LocalSecretRef, PluginSource,
@@ -45,6 +47,9 @@ pub struct ClusterReconcilerSpec {
     /// The service account that the host acts as for this reconciler: whatever it may not do, the plugin cannot bring about. The host has to
     /// be allowed to impersonate it, and so has whoever writes this.
     pub service_account: ServiceAccountRef,
+    /// What the plugin may use beside its request. Default: nothing.
+    #[serde(default)]
+    pub grants: Grants,
     /// How it reconciles.
     #[serde(flatten)]
     pub terms: Terms,
@@ -68,6 +73,10 @@ pub struct ReconcilerSpec {
     /// The name of the service account, in this namespace, that the host acts as for this reconciler: whatever it may not do, the plugin cannot
     /// bring about. The host has to be allowed to impersonate it, and so has whoever writes this.
     pub service_account: String,
+    /// What the plugin may use beside its request, within what the host's policy allows this namespace. Default: nothing. Secrets are those
+    /// of this namespace.
+    #[serde(default)]
+    pub grants: Grants<LocalSecretRef>,
     /// How it reconciles.
     #[serde(flatten)]
     pub terms: Terms,
@@ -88,10 +97,6 @@ pub struct Terms {
     /// most.
     #[serde(default)]
     pub limits: Limits,
-    /// What the plugin may use beside its request, by the name of the capability. Default: nothing. This version of the host has none to
-    /// grant, and refuses those that it does not know.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub grants: BTreeMap<String, Vec<Grant>>,
     /// Reconcile nothing, and clean up nothing, until this is false again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
@@ -126,18 +131,6 @@ const FINALIZER_NAME: &str = "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-
 
 fn default_history() -> u32 {
     5
-}
-
-/// One use of a capability.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct Grant {
-    /// The name by which the plugin asks for it.
-    pub name: String,
-    /// What is granted, in the terms of the capability.
-    #[serde(flatten)]
-    #[schemars(skip)]
-    pub what: Map<String, Value>,
 }
 
 /// What happens to the finalizers of a reconciler that is deleted.

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client, core::object::HasStatus as _, discovery::ApiResource};
 
 use crate::{
-    crd::{ClusterReconciler, PluginSource, Reconciler, ReconcilerStatus, ServiceAccountRef, Terms},
+    crd::{ClusterReconciler, Grants, PluginSource, Reconciler, ReconcilerStatus, ServiceAccountRef, Terms},
     identity::ALLOW_ROLLOUT_ANNOTATION,
     object::{Object, ObjectKey},
 };
@@ -20,6 +20,8 @@ pub struct Declaration {
     pub plugin: PluginSource,
     /// Whom the host acts as.
     pub account: ServiceAccountRef,
+    /// What its plugin may use.
+    pub grants: Grants,
     /// How it reconciles.
     pub terms: Terms,
     /// What the host says of it.
@@ -82,6 +84,7 @@ impl From<ClusterReconciler> for Declaration {
             metadata: declared.metadata,
             plugin: declared.spec.plugin,
             account: declared.spec.service_account,
+            grants: declared.spec.grants,
             terms: declared.spec.terms,
             status,
         }
@@ -97,6 +100,7 @@ impl From<Reconciler> for Declaration {
             key,
             metadata: declared.metadata,
             plugin: declared.spec.plugin.within(&namespace),
+            grants: declared.spec.grants.within(&namespace),
             account: ServiceAccountRef { namespace, name: declared.spec.service_account },
             terms: declared.spec.terms,
             status,

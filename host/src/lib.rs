@@ -45,6 +45,7 @@ pub mod render;
 pub mod revision;
 pub mod rollout;
 pub mod run;
+pub mod secrets;
 pub mod sign;
 pub mod signature;
 pub mod source;

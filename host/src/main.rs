@@ -212,7 +212,7 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
     let bytes =
         std::fs::read(&arguments.plugin).with_context(|| format!("failed to read {}", arguments.plugin.display()))?;
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let plugin = Plugin::load(&engine, None, bytes.clone(), Limits::default().of_a_call(), Arc::default())
+    let plugin = Plugin::open(&engine, None, bytes.clone(), Limits::default().of_a_call(), Arc::default())
         .await
         .with_context(|| format!("{} is no plugin that this host can run", arguments.plugin.display()))?;
     let name =

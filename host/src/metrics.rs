@@ -250,6 +250,20 @@ impl Page<'_> {
             }
             Ok(())
         })?;
+        self.counter(
+            "pilothouse_capability_calls",
+            "Uses of a capability by the plugin, by what they came to",
+            |samples| {
+                for of in living {
+                    for ((capability, outcome), count) in of.calls.uses() {
+                        let labels =
+                            [("reconciler", of.reconciler.as_str()), ("capability", capability), ("outcome", outcome)];
+                        samples.counter(labels, count)?;
+                    }
+                }
+                Ok(())
+            },
+        )?;
         for (name, help, histogram) in [
             (
                 "pilothouse_plugin_instantiate_seconds",

@@ -45,20 +45,20 @@ use self::{
     contract::{Contract, Entered, Mismatch},
     store::Refused,
 };
-pub use crate::capability::serves as serves_import;
+pub use crate::capability::{access::Access, serves as serves_import};
 use crate::{
-    capability::{log::LogRate, wasi},
-    metrics::{Calls, Function, Usage},
+    capability::{access::Outside, log::LogRate, wasi},
+    metrics::{Function, Usage},
 };
 
 /// See the module's documentation.
 pub struct Plugin {
     guest: Guest,
-    calls: Arc<Calls>,
     contract: Arc<dyn Contract>,
     /// The entry of the cache that it was loaded from, which stays as long as it is in use.
     _file: Option<File>,
     relations: bool,
+    imports: Vec<String>,
     description: Description,
     digest: String,
 }
@@ -68,6 +68,7 @@ struct Guest {
     engine: Arc<Engine>,
     component: InstancePre<CallState>,
     log_rate: Arc<LogRate>,
+    access: Arc<Access>,
 }
 
 /// What a plugin is asked with: `request` of the WIT.
@@ -122,6 +123,11 @@ pub enum CallError {
     /// The guest is not of the type that the contract says.
     #[error("the plugin does not keep the contract that it exports")]
     Mismatch(#[source] wasmtime::Error),
+    /// A preview wanted to change, or to look at, what is outside of the cluster: nobody knows what would come of it.
+    #[error(
+        "what the plugin makes of this parent depends on what is outside of the cluster ({0}), which no preview touches"
+    )]
+    NotPreviewable(&'static str),
     /// A bug of the host, which ended this call only.
     #[error("the call ended by a bug in the host; please report it")]
     Host,
@@ -129,7 +135,7 @@ pub enum CallError {
 
 impl CallError {
     /// All categories, in the order of [`Self::place`].
-    pub const CATEGORIES: [&str; 8] = [
+    pub const CATEGORIES: [&str; 9] = [
         "PluginDeadline",
         "PluginMemory",
         "GuestMemoryExhausted",
@@ -137,6 +143,7 @@ impl CallError {
         "PluginCallRefused",
         "PluginNotStarted",
         "PluginAnswerUndecodable",
+        "NotPreviewable",
         "HostError",
     ];
 
@@ -155,7 +162,8 @@ impl CallError {
             Self::Refused(_) => 4,
             Self::Instantiate(_) => 5,
             Self::Undecodable { .. } | Self::Mismatch(_) => 6,
-            Self::Host => 7,
+            Self::NotPreviewable(_) => 7,
+            Self::Host => 8,
         }
     }
 }
@@ -208,7 +216,7 @@ impl Plugin {
             contract.reconcile(store, instance, request)
         })
         .await;
-        self.calls.note(function, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
+        self.guest.access.calls().note(function, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
         answer
     }
 
@@ -230,7 +238,7 @@ impl Plugin {
         })
         .await;
         let told = answer.as_ref().map(|answer| answer.as_ref().and_then(|answer| answer.as_ref().err()));
-        self.calls.note(Function::Finalize, told, usage);
+        self.guest.access.calls().note(Function::Finalize, told, usage);
         answer
     }
 }
@@ -245,10 +253,11 @@ async fn call<T: Send + 'static>(
     enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send + 'static,
 ) -> (Result<T, CallError>, Option<Usage>) {
     let in_guest = {
-        let Guest { engine, component, log_rate } = guest;
+        let Guest { engine, component, log_rate, access } = guest;
         let (engine, component, log_rate) = (engine.clone(), component.clone(), log_rate.clone());
+        let outside = Outside::new(access.clone(), function == Function::Preview);
         async move {
-            let mut store = store::new_store(&engine, limits, context, log_rate);
+            let mut store = store::new_store(&engine, limits, context, log_rate, outside);
             let begun = Instant::now();
             let mut entered = None;
             let result = async {
@@ -260,6 +269,11 @@ async fn call<T: Send + 'static>(
             let result = match tokio::time::timeout(limits.timeout, result).await {
                 Ok(result) => result.map_err(|(starting, error)| classify(error, starting, &store, limits)),
                 Err(_) => Err(CallError::Deadline(limits.timeout)),
+            };
+            // Whatever it answered: it would have answered something else.
+            let result = match store.data().outside.touched() {
+                Some(capability) => Err(CallError::NotPreviewable(capability)),
+                None => result,
             };
             let took = begun.elapsed();
             let usage = Usage {

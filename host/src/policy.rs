@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use crate::{
-    crd::{Limits, Terms},
+    crd::{Grants, Limits},
     object::ObjectKey,
 };
 
@@ -64,13 +64,10 @@ pub enum Error {
     )]
     Grant {
         /// Which one.
-        capability: String,
+        capability: &'static str,
         /// Where.
         namespace: String,
     },
-    /// A capability that nobody could grant.
-    #[error("spec.grants.{0}: this host serves no capability of that name; remove it, or run a newer host")]
-    Unserved(String),
 }
 
 impl TenantPolicy {
@@ -86,19 +83,29 @@ impl TenantPolicy {
     ///
     /// # Errors
     /// The first thing that it may not have.
-    pub fn check(&self, reconciler: &ObjectKey, terms: &Terms) -> Result<(), Error> {
-        if let Some(namespace) = &reconciler.namespace {
-            let tenant = self.tenant(namespace);
-            if let Some(capability) = terms.grants.keys().find(|capability| !tenant.grants.contains(*capability)) {
-                return Err(Error::Grant { capability: capability.clone(), namespace: namespace.clone() });
+    pub fn check(&self, reconciler: &ObjectKey, limits: &Limits, grants: &Grants) -> Result<(), Error> {
+        let Some(namespace) = &reconciler.namespace else { return Ok(()) };
+        let tenant = self.tenant(namespace);
+        if let Some(capability) = grants.capabilities().find(|capability| !tenant.grants.contains(*capability)) {
+            return Err(Error::Grant { capability, namespace: namespace.clone() });
+        }
+        check_limits(namespace, limits, &tenant.limits)
+    }
+
+    /// The grants that hold for a reconciler: those it asks for, of the capabilities that it may have. Whatever it says, and whichever of
+    /// its revisions serves.
+    pub fn grants(&self, reconciler: &ObjectKey, asked: &Grants) -> Grants {
+        let Some(namespace) = &reconciler.namespace else { return asked.clone() };
+        let tenant = self.tenant(namespace);
+        let mut grants = Grants::default();
+        for capability in asked.capabilities().filter(|capability| tenant.grants.contains(*capability)) {
+            match capability {
+                "http" => grants.http.clone_from(&asked.http),
+                "sql" => grants.sql.clone_from(&asked.sql),
+                _ => grants.kube.clone_from(&asked.kube),
             }
-            check_limits(namespace, &terms.limits, &tenant.limits)?;
         }
-        match terms.grants.keys().next() {
-            // There will be some: `http`, `sql` and `kube`.
-            Some(capability) => Err(Error::Unserved(capability.clone())),
-            None => Ok(()),
-        }
+        grants
     }
 
     /// The limits that hold for a reconciler: those it asks for, within what it may have. Whatever it says, and whichever of its
@@ -144,16 +151,17 @@ mod tests {
         ObjectKey { namespace: Some(namespace.to_owned()), name: "r".to_owned() }
     }
 
-    fn terms(terms: serde_json::Value) -> Terms {
-        serde_json::from_value(terms).unwrap()
+    fn limits(limits: serde_json::Value) -> Limits {
+        serde_json::from_value(limits).unwrap()
     }
 
     #[test]
     fn a_tenant_has_the_usual_limits_and_no_grants() {
         let policy = TenantPolicy::default();
-        let check = |asked| policy.check(&tenant("a"), &terms(asked)).map_err(|error| error.to_string());
-        assert_eq!(check(json!({})), Ok(()));
-        assert_eq!(check(json!({"limits": {"memory": "1Mi", "timeout": "1s"}})), Ok(()));
+        let check =
+            |asked, grants| policy.check(&tenant("a"), &limits(asked), &grants).map_err(|error| error.to_string());
+        assert_eq!(check(json!({}), Grants::default()), Ok(()));
+        assert_eq!(check(json!({"memory": "1Mi", "timeout": "1s"}), Grants::default()), Ok(()));
         for (limits, part) in [
             (
                 json!({"memory": "65Mi"}),
@@ -164,33 +172,36 @@ mod tests {
             (json!({"children": 1001}), "spec.limits.children is 1001"),
             (json!({"concurrency": 9}), "spec.limits.concurrency is 9"),
         ] {
-            let error = check(json!({"limits": limits})).unwrap_err();
+            let error = check(limits, Grants::default()).unwrap_err();
             assert!(error.starts_with(part), "{error}");
         }
-        let error = check(json!({"grants": {"http": [{"name": "any", "url": "https://example.com"}]}})).unwrap_err();
+        let error = check(json!({}), an_api()).unwrap_err();
         assert!(error.starts_with("spec.grants.http: no Reconciler in namespace a may grant that"), "{error}");
         // What is refused does not hold either.
-        let asked = terms(json!({"limits": {"memory": "1Gi", "timeout": "1s"}})).limits;
-        let holds = policy.limits(&tenant("a"), &asked);
+        let holds = policy.limits(&tenant("a"), &limits(json!({"memory": "1Gi", "timeout": "1s"})));
         assert_eq!((String::from(holds.memory), String::from(holds.timeout)), ("64Mi".into(), "1s".into()));
+        assert_eq!(policy.grants(&tenant("a"), &an_api()), Grants::default());
     }
 
     #[test]
     fn the_policy_says_otherwise_by_namespace_and_binds_no_cluster_reconciler() {
         let yaml = "default: {limits: {memory: 1Mi}}\nnamespaces: {a: {limits: {memory: 1Gi}, grants: [http]}}";
         let policy = TenantPolicy::read(yaml).unwrap();
-        let much = terms(json!({"limits": {"memory": "1Gi"}}));
-        assert_eq!(policy.check(&tenant("a"), &much), Ok(()));
-        assert!(policy.check(&tenant("b"), &much).is_err());
+        let much = limits(json!({"memory": "1Gi"}));
+        assert_eq!(policy.check(&tenant("a"), &much, &an_api()), Ok(()));
+        assert_eq!(policy.grants(&tenant("a"), &an_api()), an_api());
+        assert!(policy.check(&tenant("b"), &much, &Grants::default()).is_err());
+        let kube = Grants { kube: Some(crate::crd::KubeGrant::default()), ..an_api() };
+        assert!(policy.check(&tenant("a"), &much, &kube).unwrap_err().to_string().starts_with("spec.grants.kube"));
+        assert_eq!(policy.grants(&tenant("a"), &kube), an_api());
         let cluster = ObjectKey { namespace: None, name: "r".to_owned() };
-        assert_eq!(policy.check(&cluster, &terms(json!({"limits": {"memory": "900Gi"}}))), Ok(()));
-        let grants = terms(json!({"grants": {"http": []}}));
-        let unserved = Err(Error::Unserved("http".to_owned()));
-        assert_eq!(
-            (policy.check(&tenant("a"), &grants), policy.check(&cluster, &grants)),
-            (unserved, Err(Error::Unserved("http".to_owned())))
-        );
+        assert_eq!(policy.check(&cluster, &limits(json!({"memory": "900Gi"})), &kube), Ok(()));
+        assert_eq!(policy.grants(&cluster, &kube), kube);
         let error = TenantPolicy::read("namespaces: {a: {limit: {}}}").unwrap_err().to_string();
         assert!(error.contains("limit"), "{error}");
+    }
+
+    fn an_api() -> Grants {
+        serde_json::from_value(json!({"http": [{"name": "api", "url": "https://api.example.com/v1"}]})).unwrap()
     }
 }

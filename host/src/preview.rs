@@ -183,7 +183,7 @@ pub async fn preview(options: &Options) -> Result<bool, Error> {
     let material = Material { plugin: bytes.into(), config };
     let limits = declared.terms.limits.of_a_call();
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let plugin = Plugin::load(&engine, None, material.plugin.bytes.clone(), limits, Arc::default()).await;
+    let plugin = Plugin::open(&engine, None, material.plugin.bytes.clone(), limits, Arc::default()).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
 
     let seen = Seen::list(&client, &declared, &plugin).await?;

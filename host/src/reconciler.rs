@@ -32,7 +32,7 @@ use crate::{
     lookup,
     metrics::Handles,
     object::{Kind, ObjectKey},
-    plugin::{self, describe::KindName},
+    plugin::{self, Access, describe::KindName},
     policy,
     reconcile::{
         self, Context, Revisions, Settings,
@@ -40,6 +40,7 @@ use crate::{
     },
     revision::{History, Kept, Material, Origin, Revision},
     rollout::{WITHDRAWN, Wait},
+    secrets::Secrets,
     source::{self, Image},
     store::Store,
     supervisor::Supervisor,
@@ -156,6 +157,8 @@ pub struct Reconciler {
     declared: Declaration,
     identity: Identity,
     metrics: Arc<Handles>,
+    /// What the calls of its plugin may reach.
+    access: Arc<Access>,
     serving: Option<Serving>,
     /// What came of the latest attempt, if it failed.
     problem: Option<Error>,
@@ -226,12 +229,16 @@ impl Reconciler {
     pub fn new(supervisor: Supervisor, declared: Declaration) -> Self {
         let identity = Identity::of(&declared.key);
         let metrics = supervisor.metrics.of(&declared.key.to_string());
+        let secrets = Secrets::new(supervisor.client.clone(), supervisor.watches.clone());
+        let access = Arc::new(Access::new(metrics.calls.clone(), secrets));
+        access.grant(supervisor.tenants.grants(&declared.key, &declared.grants));
         let rollout = declared.status.as_ref().and_then(|status| status.rollout.clone());
         Self {
             supervisor,
             declared,
             identity,
             metrics,
+            access,
             serving: None,
             problem: None,
             desired: None,
@@ -322,6 +329,7 @@ impl Reconciler {
         // The status is what we last wrote, which the watch may not have shown yet.
         let status = self.declared.status.take().or(declared.status.clone());
         self.declared = Declaration { status, ..declared };
+        self.access.grant(self.supervisor.tenants.grants(&self.declared.key, &self.declared.grants));
         let Some(serving) = &self.serving else { return };
         if serving.binding.account != self.declared.account.user() {
             // Not even what runs may go on as an account that is no longer named.
@@ -423,7 +431,7 @@ impl Reconciler {
             return self.release_parents().await;
         }
         let Supervisor { sources, tenants, .. } = &self.supervisor;
-        tenants.check(&self.declared.key, &self.declared.terms)?;
+        tenants.check(&self.declared.key, &self.declared.terms.limits, &self.declared.grants)?;
         let known = self.declared.status.as_ref().and_then(|status| status.image.as_ref());
         let plugin = sources.fetch(self.declared.scope(), &self.declared.plugin, known).await?;
         self.image.clone_from(&plugin.image);

@@ -19,8 +19,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     identity::{self, Identity, RECONCILER_LABEL},
     lookup,
-    metrics::Calls,
-    plugin::{CallLimits, Engine, LoadError, Plugin},
+    plugin::{Access, CallLimits, Engine, LoadError, Plugin},
     source::{Fetched, Image},
 };
 
@@ -54,7 +53,7 @@ impl Material {
         identity::hex(&digest, 6)
     }
 
-    /// Loads the plugin, which a namespace or the cluster brings; its calls are counted in `calls`.
+    /// Loads the plugin, which a namespace or the cluster brings; its calls may reach what `access` says.
     ///
     /// # Errors
     /// If it is no plugin that this host can serve.
@@ -63,9 +62,9 @@ impl Material {
         engine: &Arc<Engine>,
         namespace: Option<&str>,
         limits: CallLimits,
-        calls: Arc<Calls>,
+        access: Arc<Access>,
     ) -> Result<Revision, LoadError> {
-        let plugin = Plugin::load(engine, namespace, self.plugin.bytes.clone(), limits, calls).await?;
+        let plugin = Plugin::load(engine, namespace, self.plugin.bytes.clone(), limits, access).await?;
         let (config, image) = (Value::from(self.config.clone()).to_string(), self.plugin.image.clone());
         Ok(Revision { id: self.id(), plugin, config, image })
     }

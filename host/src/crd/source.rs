@@ -1,6 +1,6 @@
 //! Where a plugin comes from, as a reconciler says it.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -157,12 +157,18 @@ fn default_key() -> String {
 }
 
 /// A Secret.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SecretRef {
     /// The Secret's namespace.
     pub namespace: String,
     /// The Secret's name.
     pub name: String,
+}
+
+impl fmt::Display for SecretRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 /// A Secret in the same namespace.

@@ -220,6 +220,8 @@ pub struct Usage {
 #[derive(Default)]
 pub struct Calls {
     functions: [OfFunction; Function::ALL.len()],
+    /// What it used, by capability and by what came of it.
+    uses: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
 }
 
 /// The calls of one function.
@@ -266,6 +268,16 @@ impl Calls {
         }
         // Far below 2^52: no precision is lost.
         of.memory.observe(usage.memory as f64);
+    }
+
+    /// The plugin has used a capability.
+    pub fn note_use(&self, capability: &'static str, outcome: &'static str) {
+        *lock(&self.uses).entry((capability, outcome)).or_default() += 1;
+    }
+
+    /// How often it used what, and what came of it.
+    pub(super) fn uses(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        lock(&self.uses).clone()
     }
 
     /// The calls by function.

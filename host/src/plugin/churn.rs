@@ -16,7 +16,7 @@ use super::{
     hostile::{self, Guest},
 };
 use crate::{
-    metrics::{Calls, process},
+    metrics::process,
     revision::{Material, Revision},
 };
 
@@ -29,20 +29,19 @@ const LIMITS: CallLimits = CallLimits { timeout: Duration::from_secs(30), ..host
 /// Revisions that take each other's place, and what is left of those that did.
 struct Revisions {
     engine: Arc<Engine>,
-    calls: Arc<Calls>,
     serving: RwLock<Arc<Revision>>,
     former: RwLock<Vec<Weak<Revision>>>,
 }
 
 impl Revisions {
     async fn new() -> Self {
-        let (engine, calls) = (Arc::new(Engine::new(GUEST_MEMORY).unwrap()), Arc::new(Calls::default()));
-        let first = load(&engine, &calls, 0).await;
-        Self { engine, calls, serving: RwLock::new(first), former: RwLock::default() }
+        let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
+        let first = load(&engine, 0).await;
+        Self { engine, serving: RwLock::new(first), former: RwLock::default() }
     }
 
     async fn swap(&self, number: usize) {
-        let next = load(&self.engine, &self.calls, number).await;
+        let next = load(&self.engine, number).await;
         let former = std::mem::replace(&mut *self.serving.write().unwrap(), next);
         self.former.write().unwrap().push(Arc::downgrade(&former));
     }
@@ -66,12 +65,12 @@ impl Revisions {
 }
 
 /// A revision that answers with its config as a child, and traps where there is no parent. Digest and config are its own.
-async fn load(engine: &Arc<Engine>, calls: &Arc<Calls>, number: usize) -> Arc<Revision> {
+async fn load(engine: &Arc<Engine>, number: usize) -> Arc<Revision> {
     let config = Map::from_iter([("number".to_owned(), number.into())]);
     let child = serde_json::to_vec(&config).unwrap();
     let before = "(if (i32.eqz (local.get 1)) (then (unreachable)))";
     let material = Material { plugin: Guest::new(child, before).component().into(), config };
-    Arc::new(material.load(engine, None, LIMITS, calls.clone()).await.unwrap())
+    Arc::new(material.load(engine, None, LIMITS, Arc::default()).await.unwrap())
 }
 
 /// As many calls and swaps, with the resident memory after each tenth of the calls, in MiB.

@@ -8,6 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::capability;
+
 /// The answer of `describe`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -69,7 +71,7 @@ pub enum Error {
         field: String,
     },
     /// It needs what this host does not have.
-    #[error("the plugin needs {0:?}, which this host does not serve; it serves: log")]
+    #[error("the plugin needs {0:?}, which this host does not serve; it serves: log, {known}", known = capability::NAMES.join(", "))]
     Capability(String),
 }
 
@@ -117,16 +119,10 @@ impl Description {
                 return Err(Error::KindTwice { field: format!("children[{at}]") });
             }
         }
-        Ok(description)
-    }
-
-    /// Whether this host has all the capabilities that the plugin needs.
-    ///
-    /// # Errors
-    /// If one is missing.
-    pub fn check_capabilities(&self) -> Result<(), Error> {
-        let missing = self.capabilities.iter().find(|capability| *capability != "log");
-        missing.map_or(Ok(()), |capability| Err(Error::Capability(capability.clone())))
+        match description.capabilities.iter().find(|name| *name != "log" && capability::of_name(name).is_none()) {
+            Some(unknown) => Err(Error::Capability(unknown.clone())),
+            None => Ok(description),
+        }
     }
 }
 
@@ -151,8 +147,10 @@ mod tests {
         assert!(bad.contains("children[1]"), "{bad}");
         let bad = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"childs":[]}"#).unwrap_err();
         assert!(bad.contains("childs"), "{bad}");
-        let wants_sql = read(r#"{"parent":{"apiVersion":"v1","kind":"X"},"capabilities":["log","sql"]}"#).unwrap();
-        let bad = wants_sql.check_capabilities().unwrap_err().to_string();
-        assert!(bad.contains("\"sql\""), "{bad}");
+        let wants =
+            |names: &str| read(&format!(r#"{{"parent":{{"apiVersion":"v1","kind":"X"}},"capabilities":{names}}}"#));
+        assert_eq!(wants(r#"["log","sql"]"#).unwrap().capabilities, ["log", "sql"]);
+        let bad = wants(r#"["log","smtp"]"#).unwrap_err();
+        assert!(bad.contains("\"smtp\"") && bad.contains("log, http, kube, sql"), "{bad}");
     }
 }

@@ -12,7 +12,7 @@ use super::{
     Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request,
     wat::{self, escaped},
 };
-use crate::{metrics::Calls, telemetry};
+use crate::telemetry;
 
 pub(super) const LIMITS: CallLimits =
     CallLimits { memory: 4 << 20, timeout: Duration::from_millis(300), output: 64 << 10 };
@@ -153,7 +153,7 @@ fn logs() -> Guest {
 }
 
 async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError> {
-    Plugin::load(engine, None, bytes, LIMITS, Arc::new(Calls::default())).await
+    Plugin::load(engine, None, bytes, LIMITS, Arc::default()).await
 }
 
 pub(super) fn request() -> Request {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::{CallError, CallLimits, Description, Engine, Guest, Plugin, Surface, call, compile, contract, describe};
-use crate::{
-    capability, identity,
-    metrics::{Calls, Function},
+use super::{
+    Access, CallError, CallLimits, Description, Engine, Guest, Plugin, Surface, call, compile, contract, describe,
 };
+use crate::{capability, identity, metrics::Function};
 
 /// Why a plugin cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -22,14 +21,21 @@ pub enum Error {
     /// It cannot be compiled.
     #[error(transparent)]
     Compile(#[from] compile::Error),
-    /// It imports what is not there or not granted.
-    #[error(
-        "the plugin imports {import}, which this host does not serve or which is not granted; it serves {}",
-        capability::served()
-    )]
+    /// It imports what is not there.
+    #[error("the plugin imports {import}, which this host does not serve; it serves {}", capability::served())]
     Import {
         /// The name of the import.
         import: String,
+    },
+    /// It imports, or says that it needs, what is not granted.
+    #[error(
+        "the plugin needs {import}, which is not granted; grant it (spec.grants.{capability}), or take another plugin"
+    )]
+    NotGranted {
+        /// The import, or the capability as the description has it.
+        import: String,
+        /// The capability.
+        capability: &'static str,
     },
     /// What it imports is there, but not of the type that it expects.
     #[error("the plugin expects an import to be other than it is in that version of the contract")]
@@ -55,7 +61,7 @@ pub enum Error {
 }
 
 impl Plugin {
-    /// Loads a component that this host serves, which a namespace or the cluster brings, and whose calls are counted in `calls`.
+    /// Loads a component that this host serves, which a namespace or the cluster brings, whose calls may reach what `access` says.
     ///
     /// # Errors
     /// If it is none.
@@ -64,10 +70,11 @@ impl Plugin {
         namespace: Option<&str>,
         bytes: Vec<u8>,
         limits: CallLimits,
-        calls: Arc<Calls>,
+        access: Arc<Access>,
     ) -> Result<Self, Error> {
-        let plugin = Self::open(engine, namespace, bytes, limits, calls).await?;
+        let plugin = Self::open(engine, namespace, bytes, limits, access).await?;
         plugin.check_served()?;
+        plugin.check_granted()?;
         Ok(plugin)
     }
 
@@ -80,7 +87,7 @@ impl Plugin {
         namespace: Option<&str>,
         bytes: Vec<u8>,
         limits: CallLimits,
-        calls: Arc<Calls>,
+        access: Arc<Access>,
     ) -> Result<Self, Error> {
         let digest = identity::hex(&Sha256::digest(&bytes), 32);
         let surface = check(&bytes)?;
@@ -92,18 +99,18 @@ impl Plugin {
         let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
         let component = linker.instantiate_pre(&component).map_err(Error::Link)?;
         let contract = version.bind(&component).map_err(Error::Export)?;
-        let guest = Guest { engine: engine.clone(), component, log_rate: Arc::default() };
+        let guest = Guest { engine: engine.clone(), component, log_rate: Arc::default(), access };
         let asked = contract.clone();
         let (answer, usage) =
             call(&guest, limits, String::new(), Function::Describe, |store, instance| asked.describe(store, instance))
                 .await;
-        calls.note(Function::Describe, answer.as_ref().map(|_| None), usage);
+        guest.access.calls().note(Function::Describe, answer.as_ref().map(|_| None), usage);
         let description = Description::read(&answer.map_err(|error| match error {
             CallError::Mismatch(error) => Error::Export(error),
             error => Error::Describe(error),
         })?)?;
         let relations = contract::has_relations(&surface);
-        Ok(Self { guest, calls, contract, _file: file, relations, description, digest })
+        Ok(Self { guest, contract, _file: file, relations, imports: surface.imports, description, digest })
     }
 
     /// Whether this host has all that the plugin wants of it.
@@ -111,10 +118,18 @@ impl Plugin {
     /// # Errors
     /// If something is missing.
     pub fn check_served(&self) -> Result<(), Error> {
-        if self.relations {
-            return Err(Error::Relations);
+        if self.relations { Err(Error::Relations) } else { Ok(()) }
+    }
+
+    fn check_granted(&self) -> Result<(), Error> {
+        let grants = self.guest.access.grants();
+        let is_granted = |capability| grants.capabilities().any(|granted| granted == capability);
+        let imported = self.imports.iter().filter_map(|import| Some((import, capability::granted(import)?)));
+        let needed = self.description.capabilities.iter().filter_map(|name| Some((name, capability::of_name(name)?)));
+        match imported.chain(needed).find(|(_, capability)| !is_granted(*capability)) {
+            Some((import, capability)) => Err(Error::NotGranted { import: import.clone(), capability }),
+            None => Ok(()),
         }
-        Ok(self.description.check_capabilities()?)
     }
 }
 

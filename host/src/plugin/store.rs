@@ -9,6 +9,7 @@ use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
 
 use super::engine::{Engine, GuestMemory};
 use crate::capability::{
+    access::Outside,
     log::{LogContext, LogRate},
     wasi::Wasi,
 };
@@ -37,6 +38,7 @@ const FIRST_TURN: u64 = 5;
 pub(crate) struct CallState {
     pub(crate) log: LogContext,
     pub(crate) wasi: Wasi,
+    pub(crate) outside: Outside,
     limiter: Limiter,
 }
 
@@ -80,15 +82,16 @@ impl CallState {
     }
 }
 
-/// A store for one call, whose request has this `context`; its time begins now.
+/// A store for one call, whose request has this `context`, and which may reach what is `outside`; its time begins now.
 pub(super) fn new_store(
     engine: &Engine,
     limits: CallLimits,
     context: String,
     log_rate: Arc<LogRate>,
+    outside: Outside,
 ) -> Store<CallState> {
     let limiter = Limiter { limit: limits.memory, used: 0, refused: None, shared: engine.memory().clone() };
-    let state = CallState { log: LogContext::new(log_rate), wasi: Wasi::new(context), limiter };
+    let state = CallState { log: LogContext::new(log_rate), wasi: Wasi::new(context), outside, limiter };
     let mut store = Store::new(engine.wasm(), state);
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(limits.output);

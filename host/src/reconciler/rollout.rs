@@ -152,7 +152,7 @@ impl Reconciler {
         }
         let limits = self.settings().limits.of_a_call();
         let Supervisor { engine, .. } = &self.supervisor;
-        Ok(material.load(engine, self.declared.scope(), limits, self.metrics.calls.clone()).await?.into())
+        Ok(material.load(engine, self.declared.scope(), limits, self.access.clone()).await?.into())
     }
 
     /// The spec asks again for the revision that serves: the one that was to take over is forgotten, and may be tried again.

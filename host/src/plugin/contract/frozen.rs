@@ -17,7 +17,6 @@ use sha2::{Digest as _, Sha256};
 use super::{Error, SERVED, choose, minor, served, v0_0};
 use crate::{
     identity,
-    metrics::Calls,
     plugin::{CallLimits, Cleanup, Engine, Failure, LoadError, Next, Plugin, Request, Surface},
     telemetry,
 };
@@ -67,7 +66,7 @@ fn list(contract: &Path) -> String {
 }
 
 async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError> {
-    Plugin::load(engine, None, bytes, LIMITS, Arc::new(Calls::default())).await
+    Plugin::load(engine, None, bytes, LIMITS, Arc::default()).await
 }
 
 fn request(parent: &str) -> Request {

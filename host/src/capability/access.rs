@@ -1,0 +1,114 @@
+//! What the calls of one reconciler may reach outside of their guest: its grants as they are now, and by what means.
+//!
+//! Grants are no part of a revision: a plugin is linked with all capabilities, loaded only if what it imports is granted, and asked again
+//! at each use of one. What waits for the network runs on the host's threads, never on those of the guests.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+use tokio::runtime::Handle;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
+
+use crate::{crd::Grants, metrics::Calls, secrets::Secrets};
+
+/// How many different refusals of one reconciler are logged; the metric counts all.
+const LOGGED: usize = 100;
+
+/// See the module's documentation. The default reaches nothing.
+#[derive(Default)]
+pub struct Access {
+    grants: RwLock<Arc<Grants>>,
+    calls: Arc<Calls>,
+    means: Option<Means>,
+    refused: Mutex<HashSet<String>>,
+}
+
+/// By what a host reaches something.
+struct Means {
+    /// The host's threads.
+    threads: Handle,
+    secrets: Secrets,
+}
+
+impl Access {
+    /// That of a reconciler whose calls are counted in `calls`, and whose Secrets are these. To be called on the host's threads.
+    pub fn new(calls: Arc<Calls>, secrets: Secrets) -> Self {
+        Self { calls, means: Some(Means { threads: Handle::current(), secrets }), ..Self::default() }
+    }
+
+    /// What is granted now.
+    pub fn grants(&self) -> Arc<Grants> {
+        self.grants.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Grants something else, from the next use of a capability on.
+    pub fn grant(&self, grants: Grants) {
+        if let Some(means) = &self.means {
+            means.secrets.follow(grants.secrets());
+        }
+        *self.grants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(grants);
+    }
+
+    /// Where the calls of the plugin are counted.
+    pub(crate) fn calls(&self) -> &Arc<Calls> {
+        &self.calls
+    }
+
+    /// The Secrets that its grants name; none where there is no cluster.
+    pub(super) fn secrets(&self) -> Option<&Secrets> {
+        self.means.as_ref().map(|means| &means.secrets)
+    }
+
+    /// Runs what waits for the network on the host's threads. It ends with the call that waits for it. None: it panicked, or there is no
+    /// network for this plugin.
+    pub(super) async fn on_host<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        let threads = &self.means.as_ref()?.threads;
+        AbortOnDropHandle::new(threads.spawn(work.in_current_span())).await.ok()
+    }
+
+    /// A capability was used, and it came to this: `ok`, or the name of the error in the contract. A refusal is logged, each once.
+    pub(super) fn note(&self, capability: &'static str, outcome: &'static str, refusal: Option<&str>) {
+        self.calls.note_use(capability, outcome);
+        let Some(refusal) = refusal else { return };
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() < LOGGED && refused.insert(format!("{capability} {refusal}")) {
+            tracing::warn!(capability, "refused to a plugin: {refusal}");
+        }
+    }
+}
+
+/// What one call may reach.
+pub(crate) struct Outside {
+    access: Arc<Access>,
+    is_preview: bool,
+    touched: Option<&'static str>,
+}
+
+impl Outside {
+    pub(crate) fn new(access: Arc<Access>, is_preview: bool) -> Self {
+        Self { access, is_preview, touched: None }
+    }
+
+    /// The capability that a preview has tried to use, and that could change something outside.
+    pub(crate) fn touched(&self) -> Option<&'static str> {
+        self.touched
+    }
+
+    /// What the call may reach, whatever it is for.
+    pub(super) fn to_read(&self) -> &Arc<Access> {
+        &self.access
+    }
+
+    /// What the call may reach by a capability that could change something outside: nothing in a preview, and that it has tried is kept
+    /// in mind, whatever the plugin makes of it.
+    pub(super) fn to_change(&mut self, capability: &'static str) -> Result<&Arc<Access>, &'static str> {
+        if self.is_preview {
+            self.touched = Some(capability);
+            return Err("this is a preview: nothing outside of the cluster is touched");
+        }
+        Ok(&self.access)
+    }
+}
