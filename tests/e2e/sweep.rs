@@ -9,7 +9,8 @@ use std::{
     collections::BTreeMap,
     fmt::Write as _,
     io::Write as _,
-    sync::{Arc, Mutex, PoisonError},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -20,16 +21,18 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PropagationPolicy},
     runtime::watcher,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    audit,
+    audit::{self, Request},
     cluster::{Cluster, Host, Namespace, condition, config_map, delete, edit, get, mirror, our_finalizers},
 };
 
 /// How many runs go on at once: they wait most of the time.
 const AT_ONCE: usize = 6;
+/// The numbers of the runs without a fault.
+const CALM: Range<usize> = 900..900 + 2 * AT_ONCE;
 /// How long a step may take, a fault and a backoff included.
 const PATIENCE: Duration = Duration::from_secs(45);
 const HOLD: &str = "t.example/hold";
@@ -89,6 +92,8 @@ struct Stored {
     children: BTreeMap<String, usize>,
     finalizer: usize,
     status: usize,
+    /// Those of the parent, repetitions included.
+    events: usize,
 }
 
 impl Stored {
@@ -100,6 +105,7 @@ impl Stored {
         }
         self.finalizer = self.finalizer.max(other.finalizer);
         self.status = self.status.max(other.status);
+        self.events = self.events.max(other.events);
     }
 }
 
@@ -164,7 +170,7 @@ async fn life(ns: &Namespace<'_>, far: &Namespace<'_>) -> Result<(), String> {
     // Created, and converged.
     ns.create(json!({"apiVersion": "t.example/v1", "kind": "Widget",
         "metadata": {"name": "w", "labels": {"run": ns.name}, "finalizers": [HOLD]},
-        "spec": {"reply": {"children": with_b("1"), "status": {"n": 1}}, "cleanup": {"waitingMs": 60_000}}}))
+        "spec": {"reply": {"children": with_b("1"), "status": {"n": 1}}, "cleanup": {"log": ["cleanup"], "waitingMs": 60_000}}}))
         .await;
     child(&maps, "a", "is made", key("1")).await?;
     child(&far_maps, "far", "is made", key("1")).await?;
@@ -296,38 +302,63 @@ async fn follow(api: Api<DynamicObject>, history: History) {
 struct Restarted {
     cluster: &'static Cluster,
     kubeconfig: std::path::PathBuf,
-    host: Mutex<Option<Host>>,
-    log: Mutex<String>,
+    /// One at a time: a crash at the very end must not take the log of the first host from who reads it.
+    life: Mutex<HostLife>,
+}
+
+#[derive(Default)]
+struct HostLife {
+    host: Option<Host>,
+    /// Of all hosts that have ended.
+    log: String,
+    is_over: bool,
 }
 
 impl Restarted {
-    fn start(&self) {
-        let host = self.cluster.spawn_host(&self.kubeconfig, &[]);
-        *self.host.lock().unwrap_or_else(PoisonError::into_inner) = Some(host);
+    fn life(&self) -> MutexGuard<'_, HostLife> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stop(&self) {
-        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(host) = host {
-            self.log.lock().unwrap_or_else(PoisonError::into_inner).push_str(&host.log_text());
-            host.kill();
+    fn start(&self) {
+        self.life().host = Some(self.cluster.spawn_host(&self.kubeconfig, &[]));
+    }
+
+    fn crash(&self) {
+        let mut life = self.life();
+        if !life.is_over {
+            life.stop();
+            life.host = Some(self.cluster.spawn_host(&self.kubeconfig, &[]));
         }
+    }
+
+    /// Ends it for good; what its hosts have logged.
+    fn end(&self) -> String {
+        let mut life = self.life();
+        life.is_over = true;
+        life.stop();
+        life.log.clone()
+    }
+}
+
+impl HostLife {
+    fn stop(&mut self) {
+        let Some(host) = self.host.take() else { return };
+        let log = host.log.clone();
+        host.kill();
+        self.log.push_str(&std::fs::read_to_string(log).unwrap_or_default());
     }
 }
 
 async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
     let (ns, far) = (cluster.namespace(&run.name()).await, cluster.namespace(&run.far()).await);
     let kubeconfig = cluster.control_plane.data_dir().join(format!("{}.kubeconfig", run.name()));
-    let host = Arc::new(Restarted { cluster, kubeconfig, host: Mutex::default(), log: Mutex::default() });
+    let host = Arc::new(Restarted { cluster, kubeconfig, life: Mutex::default() });
     let crashed = host.clone();
     let options = Options {
         run: Some(run.name()),
         fault: run.fault.clone(),
         failing: 0.0,
-        crash: Box::new(move || {
-            crashed.stop();
-            crashed.start();
-        }),
+        crash: Box::new(move || crashed.crash()),
         aliases: vec![(run.name(), "RUN".to_owned()), (run.far(), "FAR".to_owned())],
     };
     let proxy = Proxy::start(cluster.control_plane.kubeconfig(), options).await.expect("the proxy starts");
@@ -336,7 +367,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
         "spec": {"plugin": {"configMap": {"namespace": "pilothouse-system", "name": "mirror-plugin"}},
             "serviceAccount": {"namespace": "pilothouse-system", "name": "mirror"},
             "selector": {"matchLabels": {"run": run.name()}}}});
-    let reconcilers = ns.reconcilers();
+    let reconcilers = ns.cluster_api("pilothouse.dev/v1alpha1", "ClusterReconciler");
     let reconciler: DynamicObject = serde_json::from_value(reconciler).expect("it is an object");
     reconcilers.create(&Default::default(), &reconciler).await.expect("it can be created");
 
@@ -352,8 +383,7 @@ async fn perform(cluster: &'static Cluster, token: &str, run: Run) -> Outcome {
         seen.iter().rev().find(|seen| seen.name() == "a").is_some_and(|seen| seen.deleted).then_some(())
     };
     let _ = tokio::time::timeout(Duration::from_secs(2), step("the watches have shown all", last)).await;
-    host.stop();
-    let log = host.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let log = host.end();
     let (parents, children) = (
         parents.lock().unwrap_or_else(PoisonError::into_inner),
         children.lock().unwrap_or_else(PoisonError::into_inner),
@@ -385,11 +415,57 @@ fn excess(outcome: &Outcome, base: &Stored) -> Vec<String> {
     for (what, count, most) in [
         ("the finalizer", outcome.stored.finalizer, base.finalizer + spare),
         ("the status", outcome.stored.status, base.status + 2),
+        ("Events", outcome.stored.events, base.events + 2),
     ] {
         if count > most {
-            problems.push(format!("{what} was stored {count} times, not {most}"));
+            problems.push(format!("{what}: stored {count} times, not {most}"));
         }
     }
+    problems
+}
+
+/// The Events among what the host has written.
+fn events(writes: &[Request]) -> usize {
+    writes.iter().filter(|write| write.resource == "events").count()
+}
+
+/// Whether this takes our finalizer off a parent.
+fn releases(write: &Request) -> bool {
+    let ours = |list: &Value| {
+        list.as_array()
+            .into_iter()
+            .flatten()
+            .any(|name| name.as_str().is_some_and(|name| name.starts_with("pilothouse.dev/")))
+    };
+    let sets = |operation: &&Value| operation["op"] == "add" && operation["path"] == "/metadata/finalizers";
+    let set = write.body.as_array().into_iter().flatten().find(sets);
+    write.what() == "patch widgets" && set.is_some_and(|operation| !ours(&operation["value"]))
+}
+
+/// When these lines were logged: sorts as text, together with the times of the audit log.
+fn logged<'a>(log: &'a str, message: &str) -> impl Iterator<Item = String> + use<'a> {
+    let message = format!("\"message\":\"{message}\"");
+    let lines = log.lines().filter(move |line| line.contains(&message));
+    lines.filter_map(|line| Some(serde_json::from_str::<Value>(line).ok()?["timestamp"].as_str()?.to_owned()))
+}
+
+/// What is wrong with the end of a life, by the writes that the API server has accepted: the host that takes our finalizer off has asked
+/// the plugin itself, whatever a host before it had been told; and from then on nothing is asked, and nothing done.
+fn end_violations(log: &str, writes: &[Request]) -> Vec<String> {
+    let Some(at) = writes.iter().position(releases) else {
+        return vec!["nobody took our finalizer off".to_owned()];
+    };
+    let released = &writes[at].at;
+    let mut problems = Vec::new();
+    let born = logged(log, "pilothouse runs").filter(|born| born < released).last().unwrap_or_default();
+    if !logged(log, "cleanup").any(|call| born < call && call < *released) {
+        problems.push("our finalizer was taken off by a host that had not called finalize".to_owned());
+    }
+    if logged(log, "cleanup").any(|call| call > *released) {
+        problems.push("finalize was called when our finalizer was gone".to_owned());
+    }
+    let after = writes[at + 1..].iter().filter(|write| write.resource != "events");
+    problems.extend(after.map(|write| format!("{} {} when our finalizer was gone", write.what(), write.name)));
     problems
 }
 
@@ -448,7 +524,7 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
     // Without a fault, as many at once as later: what differs by chance is allowed.
     let mut base = Stored::default();
     let mut points = Vec::new();
-    let calm = (900..900 + 2 * AT_ONCE).map(|number| perform(cluster, &token, Run { number, fault: None }));
+    let calm = CALM.map(|number| perform(cluster, &token, Run { number, fault: None }));
     let mut calm = stream::iter(calm).buffer_unordered(AT_ONCE);
     while let Some(outcome) = calm.next().await {
         assert!(outcome.problems.is_empty(), "without a fault: {:#?}\n{}", outcome.problems, outcome.log);
@@ -466,15 +542,38 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
         stream::iter(runs).map(|run| perform(cluster, &token, run)).buffer_unordered(AT_ONCE).collect().await;
     outcomes.sort_by_key(|outcome| outcome.run.number);
     // What only the API server knows.
-    let deletes =
-        audit::requests(cluster.control_plane.audit_log()).into_iter().filter(|request| request.verb == "delete");
-    let unguarded: Vec<_> = deletes.filter(|delete| delete.body["preconditions"]["uid"].is_null()).collect();
+    let mut writes: BTreeMap<String, Vec<Request>> = BTreeMap::new();
+    for request in audit::requests(cluster.control_plane.audit_log()) {
+        if request.is_write() {
+            writes.entry(request.namespace.clone()).or_default().push(request);
+        }
+    }
+    let writes = |run: &Run| {
+        let both = [run.name(), run.far()].map(|name| writes.get(&name).cloned().unwrap_or_default());
+        let mut both = both.concat();
+        both.sort_by(|a, b| a.at.cmp(&b.at));
+        both
+    };
+    let accepted = |mut writes: Vec<Request>| {
+        writes.retain(|write| write.code < 300);
+        writes
+    };
+    base.events = CALM.map(|number| events(&accepted(writes(&Run { number, fault: None })))).max().unwrap_or_default();
+    assert!(base.events > 0, "the audit log shows Events");
     for outcome in &mut outcomes {
-        outcome.problems.extend(excess(outcome, &base));
-        let name = outcome.run.name();
-        if unguarded.iter().any(|delete| delete.namespace == name) {
+        let writes = writes(&outcome.run);
+        if writes.iter().any(|write| write.verb == "delete" && write.body["preconditions"]["uid"].is_null()) {
             outcome.problems.push("a delete without the UID of what it means".to_owned());
         }
+        let accepted = accepted(writes);
+        outcome.stored.events = events(&accepted);
+        outcome.problems.extend(excess(outcome, &base));
+        if outcome.stored.events > base.events + 2 {
+            let told = accepted.iter().filter(|write| write.resource == "events");
+            let told = told.map(|write| format!("{} {} {}", write.at, write.what(), write.body["reason"]));
+            outcome.problems.push(told.collect::<Vec<_>>().join(", "));
+        }
+        outcome.problems.extend(end_violations(&outcome.log, &accepted));
     }
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.problems.is_empty()).collect();
     let mut report = table(&outcomes);
