@@ -210,12 +210,19 @@ pub struct Election {
     current: Option<Lease>,
 }
 
+/// The namespace of the host: the one that it is told, or that of its pod.
+pub fn home(told: Option<String>) -> String {
+    told.or_else(|| read(POD_NAMESPACE)).unwrap_or(NAMESPACE.to_owned())
+}
+
+fn read(file: &str) -> Option<String> {
+    fs::read_to_string(file).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
 impl Election {
     /// An election by the Lease in `namespace`; by default that of the pod. `client` may send out of term.
     pub fn new(client: Client, namespace: Option<String>, timing: Timing, term: Term) -> Self {
-        let read =
-            |file| fs::read_to_string(file).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let namespace = namespace.or_else(|| read(POD_NAMESPACE)).unwrap_or(NAMESPACE.to_owned());
+        let namespace = home(namespace);
         // The name of a pod. With a number, since a container that starts again is another host in the same pod.
         let machine = read("/proc/sys/kernel/hostname").unwrap_or_default();
         let identity = format!("{}_{:016x}", machine, fastrand::u64(..));

@@ -111,7 +111,10 @@ struct ManifestsArguments {
     /// A Secret in the namespace with credentials for the registry of the image. May be given several times.
     #[arg(long = "pull-secret", value_name = "NAME", requires = "image")]
     pull_secrets: Vec<String>,
-    /// Leave out the CustomResourceDefinitions, since somebody else installs them.
+    /// A YAML file with spec.grants of the reconciler: what the plugin may use. The host is given the right to read its Secrets.
+    #[arg(long, value_name = "FILE")]
+    grants: Option<PathBuf>,
+    /// Leave out the CustomResourceDefinitions and the host's role for their objects, since somebody else installs them.
     #[arg(long)]
     skip_crds: bool,
     /// The service account that the host runs as, as NAMESPACE/NAME.
@@ -225,8 +228,16 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
         image: arguments.image.clone(),
         pull_secrets: arguments.pull_secrets.clone(),
         skip_crds: arguments.skip_crds,
+        grants: arguments.grants.as_deref().map(|file| read_grants(file, arguments)).transpose()?,
     };
     Ok(output::yaml(&manifests::manifests(&plugin, &bytes, &options)?)?)
+}
+
+fn read_grants(file: &Path, arguments: &ManifestsArguments) -> anyhow::Result<manifests::Granted> {
+    let yaml =
+        std::fs::read_to_string(file).with_context(|| format!("failed to read {} (--grants)", file.display()))?;
+    manifests::Granted::read(&yaml, arguments.namespaced.then_some(arguments.namespace.as_str()))
+        .with_context(|| format!("{} is not what spec.grants can be", file.display()))
 }
 
 fn stem(path: &Path) -> Option<String> {

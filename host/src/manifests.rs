@@ -4,7 +4,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use crate::{
-    crd::ServiceAccountRef,
+    crd::{Grants, LocalSecretRef, SecretRef, ServiceAccountRef},
     kinds,
     plugin::{Description, Plugin, describe::KindName},
 };
@@ -24,8 +24,42 @@ pub struct Options {
     pub image: Option<String>,
     /// The Secrets in its namespace with credentials for the registry of the image.
     pub pull_secrets: Vec<String>,
-    /// Leave out the CustomResourceDefinitions, which somebody else installs.
+    /// Leave out the CustomResourceDefinitions and what comes with them, which somebody else installs.
     pub skip_crds: bool,
+    /// What is granted to the plugin: `spec.grants`.
+    pub grants: Option<Granted>,
+}
+
+/// `spec.grants`, read.
+#[derive(Clone, Debug)]
+pub struct Granted {
+    /// As it was written.
+    spec: Value,
+    /// The Secrets that the host reads for it.
+    secrets: Vec<SecretRef>,
+}
+
+impl Granted {
+    /// Reads `spec.grants` of a reconciler from YAML; in a namespace, if it is for a `Reconciler`.
+    ///
+    /// # Errors
+    /// If it is not what the API of that reconciler has.
+    pub fn read(yaml: &str, namespace: Option<&str>) -> Result<Self, serde_saphyr::Error> {
+        let grants = match namespace {
+            Some(namespace) => serde_saphyr::from_str::<Grants<LocalSecretRef>>(yaml)?.within(namespace),
+            None => serde_saphyr::from_str(yaml)?,
+        };
+        let mut secrets: Vec<_> = grants.secrets().cloned().collect();
+        secrets.sort_unstable();
+        secrets.dedup();
+        Ok(Self { spec: serde_saphyr::from_str(yaml)?, secrets })
+    }
+
+    /// The names of its Secrets, by namespace.
+    fn by_namespace(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
+        let chunks = self.secrets.chunk_by(|one, other| one.namespace == other.namespace);
+        chunks.map(|chunk| (chunk[0].namespace.as_str(), chunk.iter().map(|secret| secret.name.as_str()).collect()))
+    }
 }
 
 /// A ConfigMap holds at most this many bytes, counted decoded (Kubernetes documentation, "ConfigMaps").
@@ -47,10 +81,14 @@ pub enum Error {
 /// # Errors
 /// If the component does not fit into a ConfigMap.
 pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec<Value>, Error> {
-    let Options { name, namespace, host, namespaced, skip_crds, .. } = options;
+    let Options { name, namespace, host, namespaced, skip_crds, grants, .. } = options;
     let (source, right, object) = source(bytes, options)?;
     let description = plugin.description();
-    let mut manifests = if *skip_crds { Vec::new() } else { description.crds.clone() };
+    let mut manifests = Vec::new();
+    if !skip_crds {
+        manifests.extend(description.crds.iter().cloned());
+        manifests.extend(seeing_out(description, host));
+    }
     // A tenant has a namespace.
     if !namespaced {
         manifests.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}));
@@ -68,15 +106,27 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
     } else {
         cluster_role(name, &rights, &account)
     });
-    // What the host itself needs: to read the plugin, to keep its revisions, and to act as the account.
+    // What the host itself needs: to act as the account, to read the plugin and the credentials, and to keep revisions. Those of a tenant
+    // are kept where the host is.
     let mut rights = vec![
         json!({"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [name], "verbs": ["impersonate"]}),
-        json!({"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["get", "list", "create", "delete"]}),
     ];
+    if !namespaced {
+        let verbs = ["get", "list", "create", "delete"];
+        rights.push(json!({"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": verbs}));
+    }
     rights.extend(right);
+    for (place, secrets) in grants.iter().flat_map(Granted::by_namespace) {
+        let right = json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": secrets, "verbs": ["get", "list", "watch"]});
+        if place == namespace {
+            rights.push(right);
+        } else {
+            manifests.extend(role(place, &format!("{name}:host"), &[right], host));
+        }
+    }
     manifests.extend(role(namespace, &format!("{name}:host"), &rights, host));
     manifests.extend(object);
-    manifests.push(if *namespaced {
+    let mut reconciler = if *namespaced {
         json!({
             "apiVersion": "pilothouse.dev/v1alpha1", "kind": "Reconciler",
             "metadata": {"name": name, "namespace": namespace},
@@ -91,8 +141,23 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
                 "serviceAccount": {"namespace": namespace, "name": name},
             },
         })
-    });
+    };
+    if let Some(granted) = grants {
+        reconciler["spec"]["grants"] = granted.spec.clone();
+    }
+    manifests.push(reconciler);
     Ok(manifests)
+}
+
+/// The host's own right to see parents of this kind out, when the account has none any more: in a namespace that is being deleted, where
+/// its roles go first.
+fn seeing_out(description: &Description, host: &ServiceAccountRef) -> [Value; 2] {
+    let (group, parents) = resource(&description.parent, &description.crds);
+    let rules = [
+        json!({"apiGroups": [group], "resources": [parents], "verbs": ["get", "list", "watch", "patch"]}),
+        json!({"apiGroups": [group], "resources": [format!("{parents}/status")], "verbs": ["patch"]}),
+    ];
+    cluster_role(format!("host:{parents}.{group}").trim_end_matches('.'), &rules, host)
 }
 
 /// `spec.plugin`, the host's right to what it names, and the object that it names.

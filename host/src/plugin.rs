@@ -123,6 +123,9 @@ pub enum CallError {
     /// The guest is not of the type that the contract says.
     #[error("the plugin does not keep the contract that it exports")]
     Mismatch(#[source] wasmtime::Error),
+    /// The guest gave up because it could not use what it is granted: a Secret is missing, or is not as it has to be.
+    #[error("{0}")]
+    Credentials(String),
     /// A preview wanted to change, or to look at, what is outside of the cluster: nobody knows what would come of it.
     #[error(
         "what the plugin makes of this parent depends on what is outside of the cluster ({0}), which no preview touches"
@@ -135,7 +138,7 @@ pub enum CallError {
 
 impl CallError {
     /// All categories, in the order of [`Self::place`].
-    pub const CATEGORIES: [&str; 9] = [
+    pub const CATEGORIES: [&str; 10] = [
         "PluginDeadline",
         "PluginMemory",
         "GuestMemoryExhausted",
@@ -143,6 +146,7 @@ impl CallError {
         "PluginCallRefused",
         "PluginNotStarted",
         "PluginAnswerUndecodable",
+        "CredentialsMissing",
         "NotPreviewable",
         "HostError",
     ];
@@ -162,8 +166,9 @@ impl CallError {
             Self::Refused(_) => 4,
             Self::Instantiate(_) => 5,
             Self::Undecodable { .. } | Self::Mismatch(_) => 6,
-            Self::NotPreviewable(_) => 7,
-            Self::Host => 8,
+            Self::Credentials(_) => 7,
+            Self::NotPreviewable(_) => 8,
+            Self::Host => 9,
         }
     }
 }
@@ -243,9 +248,33 @@ impl Plugin {
     }
 }
 
+/// What a call gives.
+trait Answered {
+    /// Whether the plugin says that it cannot.
+    fn is_failure(&self) -> bool;
+}
+
+impl Answered for String {
+    fn is_failure(&self) -> bool {
+        false
+    }
+}
+
+impl<T> Answered for Result<T, Failure> {
+    fn is_failure(&self) -> bool {
+        self.is_err()
+    }
+}
+
+impl<T> Answered for Option<Result<T, Failure>> {
+    fn is_failure(&self) -> bool {
+        self.as_ref().is_some_and(Result::is_err)
+    }
+}
+
 /// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped. With what it took, unless the
 /// host failed.
-async fn call<T: Send + 'static>(
+async fn call<T: Answered + Send + 'static>(
     guest: &Guest,
     limits: CallLimits,
     context: String,
@@ -271,9 +300,13 @@ async fn call<T: Send + 'static>(
                 Err(_) => Err(CallError::Deadline(limits.timeout)),
             };
             // Whatever it answered: it would have answered something else.
-            let result = match store.data().outside.touched() {
-                Some(capability) => Err(CallError::NotPreviewable(capability)),
-                None => result,
+            let outside = &store.data().outside;
+            let result = match (outside.touched(), outside.lacks()) {
+                (Some(capability), _) => Err(CallError::NotPreviewable(capability)),
+                (None, Some(why)) if result.as_ref().is_ok_and(T::is_failure) => {
+                    Err(CallError::Credentials(why.to_owned()))
+                }
+                _ => result,
             };
             let took = begun.elapsed();
             let usage = Usage {

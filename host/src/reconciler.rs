@@ -12,10 +12,13 @@ use std::{
 
 use futures::{Stream, StreamExt as _, stream};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::{
+    api::core::v1::Namespace,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
 use kube::{
-    Client,
-    api::{Patch, PatchParams},
+    Api, Client,
+    api::{PartialObjectMeta, Patch, PatchParams},
     core::Selector,
 };
 use serde_json::json;
@@ -40,7 +43,7 @@ use crate::{
     },
     revision::{History, Kept, Material, Origin, Revision},
     rollout::{WITHDRAWN, Wait},
-    secrets::Secrets,
+    secrets::{Copies, Secrets},
     source::{self, Image},
     store::Store,
     supervisor::Supervisor,
@@ -67,6 +70,9 @@ const STEPS: Duration = Duration::from_secs(1);
 mod rollout;
 
 use self::rollout::{Determinism, Previewed};
+
+/// The host itself, in the place of an account that has no rights any more.
+const HOST: &str = "";
 
 /// Why a revision does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +103,10 @@ enum Error {
     Changed(String),
     #[error("failed to read the revisions that are kept")]
     History(#[source] kube::Error),
+    #[error("failed to remove what was kept of this reconciler in the namespace of the host (see deploy/host.yaml)")]
+    Kept(#[source] kube::Error),
+    #[error("failed to see whether the namespace is being deleted (see deploy/host.yaml)")]
+    Namespace(#[source] kube::Error),
     #[error(
         "its kinds are {0} and {1}, and two versions of a kind cannot be seen at the same time, as a staged rollout has to; set \
          spec.rollout.strategy to Immediate for this revision"
@@ -112,6 +122,8 @@ enum Error {
         "{0} parents still carry the finalizer of this reconciler, and spec.deletionPolicy is Block; delete them first"
     )]
     Blocked(usize),
+    #[error("the namespace is being deleted, and {0} parents in it are not cleaned up yet; their conditions say why")]
+    NamespaceEnds(usize),
     #[error(
         "its parents cannot be released, since nothing serves that could see them; mend the reconciler, or remove its finalizer by \
          hand, and {0} from its parents"
@@ -135,13 +147,21 @@ impl Error {
             Self::Watch(_) => "WatchFailed",
             Self::Changed(_) => "RevisionChanged",
             Self::History(_) => "HistoryNotRead",
+            Self::Kept(_) => "KeptNotRemoved",
+            Self::Namespace(_) => "NamespaceNotRead",
             Self::KindVersions(..) => "KindVersions",
             Self::Guarded(_) => "RolloutGuarded",
             Self::RolledBack(_) => "RolledBack",
             Self::Finalizer(_) => "FinalizerNotWritten",
             Self::Blocked(_) => "DeletionBlocked",
+            Self::NamespaceEnds(_) => "NamespaceTerminating",
             Self::CannotRelease(_) => "CannotRelease",
         }
+    }
+
+    /// Whether it is no failure, but waits for what takes its time: then it is looked at again soon.
+    fn is_wait(&self) -> bool {
+        matches!(self, Self::NamespaceEnds(_))
     }
 
     /// Whether the revision works, and is not let in all the same: then it is not tried again for its own sake.
@@ -157,6 +177,8 @@ pub struct Reconciler {
     declared: Declaration,
     identity: Identity,
     metrics: Arc<Handles>,
+    /// The Secrets that its grants name.
+    secrets: Arc<Secrets>,
     /// What the calls of its plugin may reach.
     access: Arc<Access>,
     serving: Option<Serving>,
@@ -195,6 +217,7 @@ struct Started {
 /// What the watches of a controller are made for.
 #[derive(Clone, PartialEq)]
 struct Binding {
+    /// Whom it acts as: an account, or [`HOST`].
     account: String,
     selector: Selector,
 }
@@ -229,8 +252,10 @@ impl Reconciler {
     pub fn new(supervisor: Supervisor, declared: Declaration) -> Self {
         let identity = Identity::of(&declared.key);
         let metrics = supervisor.metrics.of(&declared.key.to_string());
-        let secrets = Secrets::new(supervisor.client.clone(), supervisor.watches.clone());
-        let access = Arc::new(Access::new(metrics.calls.clone(), secrets));
+        let copies =
+            declared.scope().map(|_| Copies::new(supervisor.client.clone(), &supervisor.home, identity.label()));
+        let secrets = Arc::new(Secrets::new(supervisor.client.clone(), supervisor.watches.clone(), copies));
+        let access = Arc::new(Access::new(metrics.calls.clone(), secrets.clone()));
         access.grant(supervisor.tenants.grants(&declared.key, &declared.grants));
         let rollout = declared.status.as_ref().and_then(|status| status.rollout.clone());
         Self {
@@ -238,6 +263,7 @@ impl Reconciler {
             declared,
             identity,
             metrics,
+            secrets,
             access,
             serving: None,
             problem: None,
@@ -254,6 +280,7 @@ impl Reconciler {
     pub async fn run(mut self, mut specs: watch::Receiver<Declaration>, stop: CancellationToken) {
         let mut kinds = self.supervisor.kinds.subscribe();
         let mut claims = self.supervisor.claims.changes();
+        let mut secrets = self.secrets.changes();
         let mut source = self.source();
         let mut wait = RETRY.0;
         let mut settled = std::pin::pin!(tokio::time::sleep(NEVER));
@@ -267,7 +294,8 @@ impl Reconciler {
             }
             self.publish().await;
             let retry = self.problem.as_ref().filter(|problem| !problem.is_held()).map(|_| wait);
-            wait = if retry.is_some() { (wait * 2).min(RETRY.1) } else { RETRY.0 };
+            let waits = self.problem.as_ref().is_none_or(Error::is_wait);
+            wait = if retry.is_some() && !waits { (wait * 2).min(RETRY.1) } else { RETRY.0 };
             let mut retry = std::pin::pin!(async {
                 match retry {
                     Some(wait) => tokio::time::sleep(wait).await,
@@ -306,8 +334,9 @@ impl Reconciler {
                         break;
                     }
                     () = &mut retry => break,
-                    Ok(()) = claims.changed() => {
-                        if let Some(serving) = &self.serving {
+                    // What went wrong for want of a Secret may go well now.
+                    changed = async { tokio::select! { it = claims.changed() => it, it = secrets.changed() => it } } => {
+                        if let (Ok(()), Some(serving)) = (changed, &self.serving) {
                             serving.controller.resync();
                         }
                     }
@@ -331,7 +360,7 @@ impl Reconciler {
         self.declared = Declaration { status, ..declared };
         self.access.grant(self.supervisor.tenants.grants(&self.declared.key, &self.declared.grants));
         let Some(serving) = &self.serving else { return };
-        if serving.binding.account != self.declared.account.user() {
+        if ![HOST, &self.declared.account.user()].contains(&serving.binding.account.as_str()) {
             // Not even what runs may go on as an account that is no longer named.
             self.serving = None;
             return;
@@ -445,8 +474,15 @@ impl Reconciler {
         if !self.declared.has_finalizer(RELEASE_FINALIZER) {
             return Ok(());
         }
-        if self.serving.is_none() {
+        let ends = self.namespace_ends().await?;
+        if ends {
+            self.secrets.let_copies_hold();
+            self.see_out().await?;
+        } else if self.serving.is_none() {
             self.fall_back().await;
+        }
+        if !self.is_permitted().await {
+            self.see_out().await?;
         }
         let finalizer = self.identity.finalizer();
         let Some(serving) = &mut self.serving else { return Err(Error::CannotRelease(finalizer)) };
@@ -456,21 +492,75 @@ impl Reconciler {
         if tokio::time::timeout(LISTING, watching.wait_for(|watching| watching.synced)).await.is_err() {
             return Err(Error::CannotRelease(finalizer));
         }
+        let holding = async || context.holding().await.map_err(finalizer::Error::Request);
         match self.declared.terms.deletion_policy {
+            // Who deletes all of a namespace wants its parents gone, and not let go.
+            _ if ends => {
+                let waiting = holding().await?.len();
+                if waiting > 0 {
+                    return Err(Error::NamespaceEnds(waiting));
+                }
+            }
             DeletionPolicy::Block => {
-                let waiting = context.holding().await.map_err(finalizer::Error::Request)?.len();
+                let waiting = holding().await?.len();
                 if waiting > 0 {
                     return Err(Error::Blocked(waiting));
                 }
             }
             DeletionPolicy::Release => {
                 serving.halt().await;
-                for parent in context.holding().await.map_err(finalizer::Error::Request)? {
+                for parent in holding().await? {
                     reconcile::release(context, &parent).await?;
                 }
             }
         }
+        if self.declared.scope().is_some() {
+            // Nobody would know of them any more.
+            self.secrets.remove_copies().await.map_err(Error::Kept)?;
+            self.history().remove_all().await.map_err(Error::Kept)?;
+        }
         self.write_finalizer(false).await
+    }
+
+    /// Whether all of the namespace is being deleted, and not this reconciler alone.
+    async fn namespace_ends(&self) -> Result<bool, Error> {
+        let Some(namespace) = self.declared.scope() else { return Ok(false) };
+        let api = Api::<PartialObjectMeta<Namespace>>::all(self.supervisor.client.clone());
+        let namespace = lookup::get(&api, namespace).await.map_err(Error::Namespace)?;
+        Ok(namespace.is_none_or(|namespace| namespace.metadata.deletion_timestamp.is_some()))
+    }
+
+    /// Whether what serves, if anything does, may still see its parents. Who uninstalls a plugin may have removed its roles first.
+    async fn is_permitted(&self) -> bool {
+        let Some(serving) = &self.serving else { return false };
+        let mut watching = serving.controller.watching();
+        let told = watching.wait_for(|watching| watching.synced || watching.failing.values().any(|it| it.forbidden));
+        match tokio::time::timeout(LISTING, told).await {
+            Ok(Ok(watching)) => watching.synced && !watching.failing.values().any(|it| it.forbidden),
+            _ => true,
+        }
+    }
+
+    /// Goes on as the host, whose own rights end at the parents: their children are the garbage collector's now, or the namespace's.
+    async fn see_out(&mut self) -> Result<(), Error> {
+        if self.serving.as_ref().is_some_and(|serving| serving.binding.account == HOST) {
+            return Ok(());
+        }
+        let served = self.serving.as_ref().map(|serving| serving.controller.context.revisions());
+        let revisions = match served {
+            Some(revisions) => revisions,
+            None => match self.last_good().await? {
+                Some(revision) => Revisions::only(revision),
+                None => return Ok(()),
+            },
+        };
+        let client = self.supervisor.client.clone();
+        let parent_kind = lookup::kind(&client, &revisions.active.plugin.description().parent).await?;
+        let binding = Binding { account: HOST.to_owned(), ..self.binding()? };
+        let started = self.start(client, binding.selector.clone(), parent_kind, Vec::new(), revisions).await?;
+        self.go(started, binding);
+        tracing::info!("the service account is at its end: the host itself sees its parents out");
+        Ok(())
     }
 
     /// Sees to it that this reconciler is not gone before its parents are released, or lets it go.
@@ -688,8 +778,10 @@ impl Reconciler {
         self.write(status).await.map_err(Error::Status)
     }
 
+    /// What is kept of a tenant has to outlive its namespace.
     fn history(&self) -> History {
-        History::new(self.supervisor.client.clone(), &self.declared.account.namespace, self.identity.clone())
+        let namespace = self.declared.scope().map_or(&self.declared.account.namespace, |_| &self.supervisor.home);
+        History::new(self.supervisor.client.clone(), namespace, self.identity.clone())
     }
 
     fn source(&self) -> source::Changes {

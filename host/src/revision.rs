@@ -136,8 +136,7 @@ impl History {
     /// If the API server refuses; nothing depends on it but falling back.
     pub async fn keep(&self, material: &Material, beside: Option<&str>, limit: usize) -> Result<(), kube::Error> {
         let name = self.name(&material.id());
-        let selector = ListParams::default().labels(&format!("{RECONCILER_LABEL}={}", self.identity.label()));
-        let mut kept = self.api.list(&selector).await?.items;
+        let mut kept = self.api.list(&self.all()).await?.items;
         if !kept.iter().any(|revision| revision.name_any() == name) {
             let image = material.plugin.image.as_ref().map(|image| image.pinned.clone());
             let component = image.is_none().then(|| BASE64_STANDARD.encode(&material.plugin.bytes));
@@ -160,6 +159,25 @@ impl History {
             self.api.delete(&old.name_any(), &DeleteParams::default()).await?;
         }
         Ok(())
+    }
+
+    /// Forgets all of them: their reconciler has come to its end.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub async fn remove_all(&self) -> Result<(), kube::Error> {
+        for revision in self.api.list(&self.all()).await?.items {
+            let name = revision.name_any();
+            match self.api.delete(&name, &DeleteParams::default()).await {
+                Err(error) if !lookup::is_absent(&error, &name) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> ListParams {
+        ListParams::default().labels(&format!("{RECONCILER_LABEL}={}", self.identity.label()))
     }
 
     fn name(&self, id: &str) -> String {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cache::{Cache, Quotas},
     crd::Bytes,
-    lease::{Election, Term, Timing},
+    lease::{self, Election, Term, Timing},
     metrics::{self, Metrics},
     plugin::{Engine, compile::Compiler},
     policy::TenantPolicy,
@@ -81,7 +81,8 @@ pub struct Options {
     /// Be at work only while no other host is, and stand by otherwise. To be set in every Deployment: without it, there may be one host.
     #[arg(long)]
     pub leader_elect: bool,
-    /// Where the Lease is; by default in the namespace of the pod, outside of a pod in pilothouse-system.
+    /// Where the Lease is, and what the host keeps of Reconcilers; by default in the namespace of the pod, outside of a pod in
+    /// pilothouse-system.
     #[arg(long, value_name = "NAMESPACE")]
     pub leader_election_namespace: Option<String>,
     /// How long the others wait for a leader that is silent before one of them leads.
@@ -203,6 +204,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         claims: Arc::default(),
         tenants: Arc::new(tenants.unwrap_or_default()),
         sources,
+        home: lease::home(options.leader_election_namespace.clone()),
         slots: Arc::new(Semaphore::new(options.max_concurrent_reconciles)),
         total_slots: options.max_concurrent_reconciles,
         kinds: watch::Sender::new(0),

@@ -1,27 +1,58 @@
 //! Secrets that a reconciler names, as they are now: read as the host, by name, and watched, so that a new password holds at once and a
 //! quiet cluster costs no request. Their content never leaves the capabilities.
+//!
+//! The Secrets of a `Reconciler` are in its namespace. When that is deleted, they are gone long before the last parent is cleaned up
+//! (`C08`). So a copy of each is kept where the host is, and holds from the moment on that the namespace is seen to end, and not before: a
+//! Secret that somebody deletes is no longer used.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use futures::StreamExt as _;
-use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{Api, Client, runtime::watcher};
+use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+    runtime::watcher,
+};
+use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use crate::{crd::SecretRef, telemetry, watch::watch};
+use crate::{
+    crd::SecretRef,
+    identity::{self, RECONCILER_LABEL},
+    lookup, telemetry,
+    watch::watch,
+};
+
+/// The annotation on a copy that says of which Secret it is.
+const COPY_ANNOTATION: &str = "internal.pilothouse.dev/copy-of";
 
 /// See the module's documentation.
 pub struct Secrets {
     client: Client,
     watches: watcher::Config,
     followed: Mutex<HashMap<SecretRef, Followed>>,
+    copies: Option<Copies>,
+    copies_hold: AtomicBool,
+    changed: watch::Sender<u64>,
+}
+
+/// Copies of Secrets, in the namespace of the host.
+#[derive(Clone)]
+pub struct Copies {
+    api: Api<Secret>,
+    /// The label of the reconciler whose Secrets they are.
+    label: String,
 }
 
 /// A Secret that is watched.
@@ -70,9 +101,31 @@ pub enum Error {
 }
 
 impl Secrets {
-    /// None yet; `client` acts as the host.
-    pub fn new(client: Client, watches: watcher::Config) -> Self {
-        Self { client, watches, followed: Mutex::default() }
+    /// None yet; `client` acts as the host. `copies`: where they are kept beyond the end of their namespace.
+    pub fn new(client: Client, watches: watcher::Config, copies: Option<Copies>) -> Self {
+        let (followed, changed) = (Mutex::default(), watch::Sender::default());
+        Self { client, watches, followed, copies, copies_hold: AtomicBool::new(false), changed }
+    }
+
+    /// Changes when one of them does, after it was first seen.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Their namespace ends: from now on the copies hold of those that are gone.
+    pub fn let_copies_hold(&self) {
+        self.copies_hold.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes all copies: their reconciler has come to its end.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub async fn remove_copies(&self) -> Result<(), kube::Error> {
+        match &self.copies {
+            Some(copies) => copies.remove_all().await,
+            None => Ok(()),
+        }
     }
 
     /// Watches these, and no others.
@@ -85,13 +138,30 @@ impl Secrets {
                 followed.insert(name.clone(), it);
             }
         }
+        drop(followed);
+        for (name, followed) in before {
+            drop(followed);
+            if let Some(copies) = self.copies.clone() {
+                tokio::spawn(async move { copies.remove(&name).await }.in_current_span());
+            }
+        }
+    }
+
+    async fn copy(&self, name: &SecretRef) -> Result<Content, Error> {
+        let Some(copies) = &self.copies else { return Err(Error::Missing(name.clone())) };
+        match lookup::get(&copies.api, &copies.name(name)).await {
+            Ok(Some(copy)) => Ok(Content::of(name, copy)),
+            Ok(None) => Err(Error::Missing(name.clone())),
+            Err(error) => Err(Error::Unreadable(name.clone(), telemetry::chain(&error))),
+        }
     }
 
     fn begin(&self, name: &SecretRef) -> Followed {
         let (tell, now) = watch::channel(State::Unknown);
         let api = Api::<Secret>::namespaced(self.client.clone(), &name.namespace);
         let config = self.watches.clone().fields(&format!("metadata.name={}", name.name));
-        let watching = follow(api, config, name.clone(), tell).in_current_span();
+        let watching = follow(api, config, name.clone(), self.copies.clone(), tell, self.changed.clone());
+        let watching = watching.in_current_span();
         Followed { now, _watch: AbortOnDropHandle::new(tokio::spawn(watching)) }
     }
 
@@ -105,6 +175,7 @@ impl Secrets {
         let known = now.wait_for(|state| !matches!(state, State::Unknown)).await;
         match known.map(|state| state.clone()) {
             Ok(State::There(content)) => Ok(content),
+            Ok(_) if self.copies_hold.load(Ordering::Relaxed) => self.copy(name).await,
             Ok(State::Unreadable(why)) => Err(Error::Unreadable(name.clone(), why)),
             Ok(State::Missing | State::Unknown) => Err(Error::Missing(name.clone())),
             // It is no longer followed.
@@ -113,11 +184,15 @@ impl Secrets {
     }
 }
 
-async fn follow(api: Api<Secret>, config: watcher::Config, name: SecretRef, tell: watch::Sender<State>) {
-    let there = |secret: Secret| {
-        let version = secret.metadata.resource_version.unwrap_or_default();
-        State::There(Content { name: name.clone(), version, data: Arc::new(secret.data.unwrap_or_default()) })
-    };
+async fn follow(
+    api: Api<Secret>,
+    config: watcher::Config,
+    name: SecretRef,
+    copies: Option<Copies>,
+    tell: watch::Sender<State>,
+    changed: watch::Sender<u64>,
+) {
+    let there = |secret: Secret| State::There(Content::of(&name, secret));
     let mut listed = None;
     let mut events = pin!(watch(api, config));
     while let Some(event) = events.next().await {
@@ -139,7 +214,12 @@ async fn follow(api: Api<Secret>, config: watcher::Config, name: SecretRef, tell
                 _ => State::Unreadable(telemetry::chain(&error)),
             },
         };
-        tell.send_replace(state);
+        if let (State::There(content), Some(copies)) = (&state, &copies) {
+            copies.keep(content).await;
+        }
+        if !matches!(tell.send_replace(state), State::Unknown) {
+            changed.send_modify(|count| *count += 1);
+        }
     }
 }
 
@@ -152,7 +232,66 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     }
 }
 
+impl Copies {
+    /// In the namespace `home`, of the reconciler with this label; `client` acts as the host.
+    pub fn new(client: Client, home: &str, label: &str) -> Self {
+        Self { api: Api::namespaced(client, home), label: label.to_owned() }
+    }
+
+    fn name(&self, of: &SecretRef) -> String {
+        format!("{}-{}", self.label, identity::hex(&Sha256::digest(of.to_string()), 4))
+    }
+
+    /// Nothing is stored where nothing has changed.
+    async fn keep(&self, content: &Content) {
+        let name = self.name(&content.name);
+        let copy = Secret {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                labels: Some(BTreeMap::from([(RECONCILER_LABEL.to_owned(), self.label.clone())])),
+                annotations: Some(BTreeMap::from([(COPY_ANNOTATION.to_owned(), content.name.to_string())])),
+                ..ObjectMeta::default()
+            },
+            data: Some(BTreeMap::clone(&content.data)),
+            ..Secret::default()
+        };
+        let params = PatchParams::apply("pilothouse").force();
+        if let Err(error) = self.api.patch(&name, &params, &Patch::Apply(copy)).await {
+            tracing::warn!(
+                secret = %content.name,
+                "failed to keep a copy of a Secret; if its namespace is deleted, nothing can be cleaned up with it: {}",
+                telemetry::chain(&error)
+            );
+        }
+    }
+
+    async fn remove(&self, of: &SecretRef) {
+        if let Err(error) = self.api.delete(&self.name(of), &DeleteParams::default()).await
+            && !lookup::is_absent(&error, &self.name(of))
+        {
+            tracing::warn!(secret = %of, "failed to remove the copy of a Secret: {}", telemetry::chain(&error));
+        }
+    }
+
+    async fn remove_all(&self) -> Result<(), kube::Error> {
+        let ours = ListParams::default().labels(&format!("{RECONCILER_LABEL}={}", self.label));
+        for copy in self.api.list(&ours).await?.items {
+            let name = copy.metadata.name.unwrap_or_default();
+            match self.api.delete(&name, &DeleteParams::default()).await {
+                Err(error) if !lookup::is_absent(&error, &name) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Content {
+    fn of(name: &SecretRef, secret: Secret) -> Self {
+        let version = secret.metadata.resource_version.unwrap_or_default();
+        Self { name: name.clone(), version, data: Arc::new(secret.data.unwrap_or_default()) }
+    }
+
     /// The text of a key.
     ///
     /// # Errors

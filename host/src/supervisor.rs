@@ -48,6 +48,8 @@ pub struct Supervisor {
     pub tenants: Arc<TenantPolicy>,
     /// Where plugins come from.
     pub sources: Sources,
+    /// The host's own namespace: what has to outlive the namespace of a `Reconciler` is kept there.
+    pub home: String,
     /// Reconciles under way at once in the whole host.
     pub slots: Arc<Semaphore>,
     /// How many slots there are.

@@ -12,7 +12,11 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use crate::{crd::Grants, metrics::Calls, secrets::Secrets};
+use crate::{
+    crd::Grants,
+    metrics::Calls,
+    secrets::{self, Secrets},
+};
 
 /// How many different refusals of one reconciler are logged; the metric counts all.
 const LOGGED: usize = 100;
@@ -30,12 +34,12 @@ pub struct Access {
 struct Means {
     /// The host's threads.
     threads: Handle,
-    secrets: Secrets,
+    secrets: Arc<Secrets>,
 }
 
 impl Access {
     /// That of a reconciler whose calls are counted in `calls`, and whose Secrets are these. To be called on the host's threads.
-    pub fn new(calls: Arc<Calls>, secrets: Secrets) -> Self {
+    pub fn new(calls: Arc<Calls>, secrets: Arc<Secrets>) -> Self {
         Self { calls, means: Some(Means { threads: Handle::current(), secrets }), ..Self::default() }
     }
 
@@ -59,7 +63,7 @@ impl Access {
 
     /// The Secrets that its grants name; none where there is no cluster.
     pub(super) fn secrets(&self) -> Option<&Secrets> {
-        self.means.as_ref().map(|means| &means.secrets)
+        self.means.as_ref().map(|means| &*means.secrets)
     }
 
     /// Runs what waits for the network on the host's threads. It ends with the call that waits for it. None: it panicked, or there is no
@@ -85,16 +89,29 @@ pub(crate) struct Outside {
     access: Arc<Access>,
     is_preview: bool,
     touched: Option<&'static str>,
+    lacks: Option<String>,
 }
 
 impl Outside {
     pub(crate) fn new(access: Arc<Access>, is_preview: bool) -> Self {
-        Self { access, is_preview, touched: None }
+        Self { access, is_preview, touched: None, lacks: None }
     }
 
     /// The capability that a preview has tried to use, and that could change something outside.
     pub(crate) fn touched(&self) -> Option<&'static str> {
         self.touched
+    }
+
+    /// The credentials that it could not use, for want of a Secret.
+    pub(crate) fn lacks(&self) -> Option<&str> {
+        self.lacks.as_deref()
+    }
+
+    /// Credentials cannot be had: what the plugin makes of it is no failure of its own. The message for it.
+    pub(super) fn note_lack(&mut self, error: &secrets::Error) -> String {
+        let message = error.to_string();
+        self.lacks.get_or_insert_with(|| message.clone());
+        message
     }
 
     /// What the call may reach, whatever it is for.

@@ -216,6 +216,15 @@ impl Reconciler {
         }
     }
 
+    /// The last good revision, from what is kept of it.
+    pub(super) async fn last_good(&self) -> Result<Option<Arc<Revision>>, Error> {
+        let Some(good) = self.good() else { return Ok(None) };
+        match self.kept(&good).await? {
+            Some(kept) => self.loaded(&kept).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Whether it is kept.
     async fn serve_kept(&mut self, good: &str) -> Result<bool, Error> {
         let goes_on = |rollout: &&RolloutStatus| {
