@@ -293,9 +293,14 @@ impl Seen {
                         found.children.push(child);
                     }
                 }
-                Err(error) => found.error = Some(format!("{}: {}", error.category(), telemetry::chain(&error))),
+                Err(error) => {
+                    found.error = Some(format!("{}: {}", error.category(), telemetry::chain(&error)));
+                    outcome.unseen = error.is_unseen();
+                }
             }
-            outcome.error.clone_from(&found.error);
+            if !outcome.unseen {
+                outcome.error.clone_from(&found.error);
+            }
             summary.add(&parent.key(), outcome);
             if !found.children.is_empty() || found.error.is_some() {
                 parents.push(found);

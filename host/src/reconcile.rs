@@ -148,6 +148,11 @@ fn failure_message(failure: &Failure) -> &str {
 }
 
 impl Error {
+    /// Whether it is a preview's, of what no preview touches.
+    pub fn is_unseen(&self) -> bool {
+        matches!(self, Self::Plugin(CallError::NotPreviewable(_)))
+    }
+
     /// A stable name: the reason of the condition and the Event, the label of the metric.
     pub fn category(&self) -> &'static str {
         match self {

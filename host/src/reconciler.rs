@@ -137,6 +137,7 @@ impl Error {
         match self {
             Self::Source(error) => error.reason(),
             Self::Policy(_) => "NotAllowed",
+            Self::Plugin(plugin::LoadError::NotGranted { .. }) => "NotGranted",
             Self::Plugin(_) => "InvalidPlugin",
             Self::KindMissing(_) => "KindMissing",
             Self::ParentKindChanged { .. } => "ParentKindChanged",
@@ -514,10 +515,13 @@ impl Reconciler {
                 }
             }
         }
-        if self.declared.scope().is_some() {
-            // Nobody would know of them any more.
-            self.secrets.remove_copies().await.map_err(Error::Kept)?;
-            self.history().remove_all().await.map_err(Error::Kept)?;
+        // Nobody would know of them any more.
+        self.secrets.remove_copies().await.map_err(Error::Kept)?;
+        match self.history().remove_all().await {
+            Err(error) if self.declared.scope().is_some() => return Err(Error::Kept(error)),
+            // Its role for them may be gone; they are beside the plugin, and do no harm.
+            Err(error) => tracing::warn!("failed to remove the revisions that were kept: {}", telemetry::chain(&error)),
+            Ok(()) => {}
         }
         self.write_finalizer(false).await
     }

@@ -59,11 +59,13 @@ impl<'a> Question<'a> {
 
     /// What the new answer changes.
     pub fn compare(&self, old: &Result<Desired, Error>, new: &Result<Desired, Error>) -> Outcome {
+        let unseen = |answer: &Result<Desired, Error>| answer.as_ref().is_err_and(Error::is_unseen);
         let new = match new {
+            _ if unseen(old) || unseen(new) => return Outcome { unseen: true, ..Outcome::default() },
             Ok(new) => new,
             Err(error) => {
                 let message = format!("{}: {}", error.category(), telemetry::chain(error));
-                return Outcome { error: Some(message), failed_before: old.is_err(), changes: Vec::new() };
+                return Outcome { error: Some(message), failed_before: old.is_err(), ..Outcome::default() };
             }
         };
         let named = |(kind, object): (&Kind, &ObjectKey)| Name { kind: kind.group_kind(), object: object.clone() };
@@ -78,8 +80,8 @@ impl<'a> Question<'a> {
         };
         Outcome {
             changes: changes(&before, &new.children.iter().map(of).collect()),
-            error: None,
             failed_before: old.is_err(),
+            ..Outcome::default()
         }
     }
 
@@ -132,6 +134,8 @@ pub struct Outcome {
     pub error: Option<String>,
     /// Whether the revision that serves gives none either.
     pub failed_before: bool,
+    /// Whether nobody knows, since a revision asks what no preview touches.
+    pub unseen: bool,
 }
 
 /// `None` of what was wanted before: it is not known.
@@ -183,6 +187,8 @@ pub struct Summary {
     pub failing: usize,
     /// For how many both fail.
     pub failing_before: usize,
+    /// For how many nobody knows, since a revision asks what no preview touches.
+    pub unseen: usize,
     /// The first of the failures that are new, and of which parent.
     pub first_error: Option<String>,
     /// How many children of a kind are created, updated and deleted.
@@ -208,6 +214,7 @@ impl Summary {
     /// What becomes of one more parent.
     pub fn add(&mut self, parent: &ObjectKey, outcome: Outcome) {
         self.seen += 1;
+        self.unseen += usize::from(outcome.unseen);
         self.changing += usize::from(!outcome.changes.is_empty());
         self.losing += usize::from(outcome.changes.iter().any(|(_, change)| *change == Change::Delete));
         for (kind, change) in outcome.changes {
@@ -226,7 +233,7 @@ impl Summary {
     /// The first guard that this goes beyond.
     pub fn exceeds(&self, guards: &Guards) -> Option<Exceeded> {
         let text = |count: usize, what: &str, name: &str, guard: Percent| {
-            let all = self.seen;
+            let all = self.seen - self.unseen;
             let exceeded = guard.is_exceeded(count, all);
             exceeded.then(|| {
                 Exceeded(format!(
@@ -256,6 +263,9 @@ impl fmt::Display for Summary {
         write!(f, "{} {}", grouped(self.failing), plural("error", self.failing))?;
         if self.failing_before > 0 {
             write!(f, ", and {} that fail already", grouped(self.failing_before))?;
+        }
+        if self.unseen > 0 {
+            write!(f, ", and {} that cannot be previewed", grouped(self.unseen))?;
         }
         if let Some(error) = &self.first_error {
             write!(f, "; the first: {error}")?;
@@ -353,6 +363,11 @@ mod tests {
             "of 3 parents 0 change: 2 errors, and 1 that fail already; the first: n/w: it trapped"
         );
         assert_eq!(summary(1, vec![outcome(&[])]).to_string(), "of 1 parent 0 change: 0 errors");
+        let unseen = Outcome { unseen: true, ..Outcome::default() };
+        assert_eq!(
+            summary(2, vec![unseen.clone(), unseen]).to_string(),
+            "of 2 parents 0 change: 0 errors, and 2 that cannot be previewed"
+        );
     }
 
     #[test]
@@ -370,6 +385,9 @@ mod tests {
             Some("it fails for 2 of the 10 parents that were looked at, and maxFailing is 10%")
         );
         assert_eq!(of(vec![failed("x", true), failed("x", true)], 10), None);
+        let unseen = || Outcome { unseen: true, ..Outcome::default() };
+        assert!(of(vec![failed("x", false), unseen(), unseen()], 10).is_some_and(|text| text.contains("1 of the 8")));
+        assert_eq!(of(vec![unseen()], 1), None);
         assert_eq!(of(vec![losing()], 10), None);
         assert!(of(vec![losing()], 9).is_some_and(|text| text.starts_with("it deletes children of 1 of the 9")));
         assert_eq!(of(Vec::new(), 0), None);
