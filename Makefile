@@ -49,6 +49,7 @@ toolchain:
 
 plugins: build toolchain ## Build the example plugins and the tests' plugins into components
 	@$(STEP) "plugin myapp" $(BIN)/pilothouse build plugins/myapp --output $(PLUGINS)/myapp.wasm
+	@$(STEP) "plugin workerpool" $(BIN)/pilothouse build plugins/workerpool --output $(PLUGINS)/workerpool.wasm
 	@$(STEP) "plugin mirror" $(BIN)/pilothouse build tests/guests/mirror --output $(PLUGINS)/mirror.wasm
 
 registry-server:
@@ -73,7 +74,7 @@ control-plane-down: ## Stop it
 install: plugins ## Install the host and the example plugins below PREFIX
 	@$(STEP) "host, optimised" cargo build --locked --release -p pilothouse
 	install -D -m 755 $(CARGO_TARGET_DIR)/release/pilothouse $(PREFIX)/bin/pilothouse
-	install -D -m 644 -t $(PREFIX)/share/pilothouse/plugins $(PLUGINS)/myapp.wasm
+	install -D -m 644 -t $(PREFIX)/share/pilothouse/plugins $(PLUGINS)/myapp.wasm $(PLUGINS)/workerpool.wasm
 
 clean: ## Remove what was built from this checkout (the control plane stays; it is in PILOTHOUSE_CACHE)
 	cargo clean

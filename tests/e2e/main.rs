@@ -32,3 +32,4 @@ mod sweep;
 mod tenants;
 mod versions;
 mod waves;
+mod workerpool;
