@@ -9,11 +9,18 @@ use crate::cluster::{
     Cluster, component, condition, delete, eventually, get, gone, our_finalizers, pilothouse, synced,
 };
 
+/// The garbage collector learns of a new kind within half a minute, or when it starts.
+fn install(cluster: &Cluster) {
+    cluster.kubectl(&["delete", "crec", "mirror", "myapp"]);
+    cluster.apply(&pilothouse(&["manifests", &component("workerpool").to_string_lossy()]));
+    cluster.control_plane.stop_controller_manager().expect("the controller manager stops");
+    cluster.control_plane.start_controller_manager().expect("the controller manager starts");
+}
+
 #[tokio::test]
 async fn a_worker_pool_is_drained_then_cleaned_up_after_and_then_gone() {
     let cluster = Cluster::start();
-    cluster.kubectl(&["delete", "crec", "mirror", "myapp"]);
-    cluster.apply(&pilothouse(&["manifests", &component("workerpool").to_string_lossy()]));
+    install(&cluster);
     let ns = cluster.namespace("pools").await;
     let host = cluster.run_host_with(&[], 1);
     let (pools, jobs) = (ns.api("example.com/v1", "WorkerPool"), ns.api("batch/v1", "Job"));
@@ -64,8 +71,7 @@ async fn a_worker_pool_is_drained_then_cleaned_up_after_and_then_gone() {
 #[tokio::test]
 async fn a_worker_pool_whose_cleanup_fails_stays_and_says_so() {
     let cluster = Cluster::start();
-    cluster.kubectl(&["delete", "crec", "mirror", "myapp"]);
-    cluster.apply(&pilothouse(&["manifests", &component("workerpool").to_string_lossy()]));
+    install(&cluster);
     let ns = cluster.namespace("pools").await;
     let host = cluster.run_host_with(&[], 1);
     let (pools, jobs) = (ns.api("example.com/v1", "WorkerPool"), ns.api("batch/v1", "Job"));
