@@ -66,8 +66,7 @@ impl Cluster {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/host.yaml");
         cluster.apply(&fs::read(deploy).expect("host.yaml is there"));
         for plugin in ["myapp", "mirror"] {
-            let component = component(plugin);
-            cluster.apply(&pilothouse(&["manifests", &component.to_string_lossy()]));
+            cluster.apply(&manifests(plugin, plugin));
         }
         cluster.kubectl(&["patch", "crec", "mirror", "--type=merge", "-p", r#"{"spec":{"limits":{"timeout":"1s"}}}"#]);
         // The garbage collector learns of new kinds within half a minute, or when it starts.
@@ -299,6 +298,16 @@ pub(crate) fn pilothouse(arguments: &[&str]) -> Vec<u8> {
     let output = Command::new(env!("CARGO_BIN_EXE_pilothouse")).args(arguments).output().expect("pilothouse runs");
     assert!(output.status.success(), "pilothouse {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     output.stdout
+}
+
+/// What installs a plugin under that name; with grants, if it needs some.
+pub(crate) fn manifests(plugin: &str, name: &str) -> Vec<u8> {
+    let component = component(plugin);
+    let mut arguments = vec!["manifests", component.to_str().expect("it is text"), "--name", name];
+    if plugin == "myapp" {
+        arguments.extend(["--grants", concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/myapp/grants.yaml")]);
+    }
+    pilothouse(&arguments)
 }
 
 /// Where `make plugins` put a component: beside the folder of the test's binary.

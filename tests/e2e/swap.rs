@@ -1,14 +1,14 @@
 //! Reconcilers that start, change, break, heal and stop while the host runs; and plugins that are replaced under load.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use kube::api::{DynamicObject, ListParams, PropagationPolicy};
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, Namespace, component, condition, config_map, delete, edit, eventually, get, gone, mirror, our_finalizers,
-    synced, until,
+    Cluster, Namespace, component, condition, config_map, delete, edit, eventually, get, gone, manifests, mirror,
+    our_finalizers, synced, until,
 };
 
 /// Puts a component into the ConfigMap of the plugin `name`.
@@ -31,11 +31,6 @@ async fn told(ns: &Namespace<'_>, name: &str, kind: &str, status: &str, reason: 
 }
 
 /// Installs a plugin as another reconciler, whose service account lacks what `without` names.
-fn install(cluster: &Cluster, name: &str, component: &Path) {
-    let manifests = crate::cluster::pilothouse(&["manifests", &component.to_string_lossy(), "--name", name]);
-    cluster.apply(&manifests);
-}
-
 fn versioned(name: &str) -> Value {
     json!({"reply": {"children": [config_map(name, "1")], "versioned": true}})
 }
@@ -200,13 +195,15 @@ async fn each_mistake_is_told_with_its_remedy_and_harms_nobody_else() {
     drop(message);
 
     // Another kind of parent.
-    push(&cluster, "mirror", &std::fs::read(component("myapp")).expect("it was built"));
+    cluster.apply(include_bytes!("../../plugins/workerpool/crd.json"));
+    push(&cluster, "mirror", &std::fs::read(component("workerpool")).expect("it was built"));
     patch_reconciler(&cluster, "mirror", &json!({"plugin": {"configMap": {"key": "plugin.wasm"}}}));
     let message = told(&ns, "mirror", "Degraded", "True", "").await;
     eventually("the kinds are named", async || {
         let object = get(&ns.reconcilers(), "mirror").await?;
         let degraded = condition(&object, "Degraded")?;
-        (degraded["reason"] == "ParentKindChanged" && degraded["message"].as_str()?.contains("MyApp")).then_some(())
+        (degraded["reason"] == "ParentKindChanged" && degraded["message"].as_str()?.contains("WorkerPool"))
+            .then_some(())
     })
     .await;
     drop(message);
@@ -239,14 +236,14 @@ async fn c40_a_missing_crd_and_c41_a_forbidden_kind_degrade_one_reconciler_and_h
     told(&ns, "myapp", "Ready", "False", "").await;
 
     // The CRD comes, and is noticed at once; the right comes, and is noticed at the next try.
-    let manifests = crate::cluster::pilothouse(&["manifests", &component("mirror").to_string_lossy()]);
+    let manifests = manifests("mirror", "mirror");
     cluster.apply(&manifests);
     told(&ns, "mirror", "Ready", "True", "").await;
     ns.widget("w", json!({"reply": {"children": [config_map("c", "1")]}})).await;
     synced(&ns.widgets(), "w").await;
     told(&ns, "myapp", "Ready", "False", "").await;
     ns.my_app("web", json!({"image": "nginx:1", "replicas": 1})).await;
-    install(&cluster, "myapp", &component("myapp"));
+    cluster.apply(&crate::cluster::manifests("myapp", "myapp"));
     told(&ns, "myapp", "Ready", "True", "").await;
     synced(&ns.my_apps(), "web").await;
 
@@ -315,7 +312,7 @@ async fn the_oldest_reconciler_has_a_parent_and_one_that_leaves_the_selection_is
     patch_reconciler(&cluster, "mirror", &json!({"selector": {"matchLabels": {"team": "blue"}}}));
     // Creation times have seconds: the other one must be younger.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    install(&cluster, "second", &component("mirror"));
+    cluster.apply(&manifests("mirror", "second"));
     told(&ns, "second", "Ready", "True", "").await;
 
     let finalizer = async |name: &str| our_finalizers(&get(&ns.widgets(), name).await.expect("it is there"));

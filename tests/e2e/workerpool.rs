@@ -5,14 +5,12 @@ use std::time::Duration;
 use kube::api::PropagationPolicy;
 use serde_json::json;
 
-use crate::cluster::{
-    Cluster, component, condition, delete, eventually, get, gone, our_finalizers, pilothouse, synced,
-};
+use crate::cluster::{Cluster, condition, delete, eventually, get, gone, manifests, our_finalizers, synced};
 
 /// The garbage collector learns of a new kind within half a minute, or when it starts.
 fn install(cluster: &Cluster) {
     cluster.kubectl(&["delete", "crec", "mirror", "myapp"]);
-    cluster.apply(&pilothouse(&["manifests", &component("workerpool").to_string_lossy()]));
+    cluster.apply(&manifests("workerpool", "workerpool"));
     cluster.control_plane.stop_controller_manager().expect("the controller manager stops");
     cluster.control_plane.start_controller_manager().expect("the controller manager starts");
 }
