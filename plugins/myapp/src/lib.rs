@@ -1,11 +1,14 @@
-//! MyApp: an application with an image, replicas and a config, as a Deployment and a ConfigMap.
+//! MyApp: an application with an image, replicas and a config, as a Deployment and a ConfigMap; and, if it asks for them, with a record in
+//! a database and a bucket in S3, which outlive no MyApp.
 //!
 //! Read it as the specification of the kind `MyApp`. The host does the rest: it watches, compares, writes, retries, prunes and
 //! holds the finalizer.
 
-use std::collections::BTreeMap;
+mod outside;
 
-use pilothouse_sdk::{Value, prelude::*};
+use std::{collections::BTreeMap, time::Duration};
+
+use pilothouse_sdk::{Value, prelude::*, s3::Deleted};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +19,17 @@ pub struct MyApp;
 /// What a user asks for.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+// What was made under the old name would be left behind.
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(oldSelf.databaseID) || (has(self.databaseID) && self.databaseID == oldSelf.databaseID)",
+        "message": "databaseID cannot be changed once it is set"
+    },
+    {
+        "rule": "!has(oldSelf.bucketName) || (has(self.bucketName) && self.bucketName == oldSelf.bucketName)",
+        "message": "bucketName cannot be changed once it is set"
+    }
+]))]
 pub struct Spec {
     /// The container image to run.
     pub image: String,
@@ -26,9 +40,19 @@ pub struct Spec {
     pub config: Option<BTreeMap<String, String>>,
     /// The record of this application in the SQL database, deleted with it.
     #[serde(rename = "databaseID")]
+    #[schemars(length(min = 1, max = 253))]
     pub database_id: Option<String>,
-    /// The S3 bucket of this application, deleted with it.
+    /// The S3 bucket of this application, and of no other: deleted with it, and all that is in it.
+    #[schemars(length(min = 3, max = 63), regex(pattern = "^[a-z0-9][a-z0-9.-]*[a-z0-9]$"))]
     pub bucket_name: Option<String>,
+}
+
+/// `spec.config` of the reconciler.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Config {
+    /// Where buckets are made, such as `eu-central-1`; by default where the service makes them.
+    bucket_region: Option<String>,
 }
 
 /// What is reported back.
@@ -64,26 +88,73 @@ impl Plugin for MyApp {
     type Status = Status;
 
     fn describe() -> Describe {
-        Describe::crd(include_str!("../crd.json")).child("apps/v1", "Deployment").child("v1", "ConfigMap")
+        Describe::crd(include_str!("../crd.json"))
+            .child("apps/v1", "Deployment")
+            .child("v1", "ConfigMap")
+            .capability("sql")
+            .capability("http")
     }
 
     fn reconcile(request: &Request<Self>) -> Result<Desired<Status>, Failure> {
         let Parent { metadata, spec } = &request.parent;
         let found: Option<Deployment> = request.child("Deployment", &metadata.name)?;
+        let config: Config = request.config()?;
 
-        Ok(Desired::new()
+        let desired = Desired::new()
             .children(spec.config.as_ref().map(|config| config_map(&metadata.name, config)))
             .child(deployment(&metadata.name, spec))
             .status(Status { available_replicas: found.as_ref().map_or(0, |found| found.status.available_replicas) })
-            .condition(available(spec, found.as_ref())))
+            .condition(available(spec, found.as_ref()));
+        let record = spec.database_id.as_ref().map(|id| ("RecordReady", outside::ensure_record(id, metadata)));
+        let bucket = spec.bucket_name.as_ref().map(|bucket| ("BucketReady", outside::ensure_bucket(bucket, config.bucket_region.as_deref())));
+        Ok([record, bucket].into_iter().flatten().fold(desired, |desired, (kind, outcome)| match outcome {
+            Ok(()) => desired.condition(Condition::new(kind, true, "Exists")),
+            // What is in the cluster goes on without it; it is tried again, ever more slowly.
+            Err(failure) => {
+                desired.condition(Condition::new(kind, false, "NotMade").message(failure.message())).requeue()
+            }
+        }))
     }
 }
 
+/// How soon to go on with a cleanup that has more to do.
+const SOON: Duration = Duration::from_secs(1);
+/// Says of a MyApp in deletion that its record is gone.
+const RECORD_DELETED: &str = "RecordDeleted";
+/// Says of a MyApp in deletion whether its bucket is gone.
+const BUCKET_DELETED: &str = "BucketDeleted";
+
 impl Finalize for MyApp {
-    /// Children need no cleanup, they are garbage collected; this is for what lives outside the cluster.
+    /// The record, then the bucket. Children need no cleanup, they are garbage collected.
+    ///
+    /// The host may have ended after any line of this, in which case all of it is done again: what is gone already is success.
     fn finalize(request: &Request<Self>) -> Result<Finalization<Status>, Failure> {
-        log::info!("nothing of {} is left outside the cluster", request.parent.metadata.name);
-        Ok(Finalization::finished())
+        let Parent { metadata, spec } = &request.parent;
+        if !request.context.ever_applied {
+            return Ok(Finalization::finished());
+        }
+        let mut done = Vec::new();
+        if let Some(id) = &spec.database_id {
+            outside::delete_record(id, metadata)?;
+            done.push(Condition::new(RECORD_DELETED, true, "Deleted"));
+        }
+        let answer = |finalization: Finalization<Status>| done.iter().cloned().fold(finalization, Finalization::condition);
+        let Some(bucket) = &spec.bucket_name else { return Ok(answer(Finalization::finished())) };
+        if !done.is_empty() && !outside::shows(request.object(), RECORD_DELETED)? {
+            // Seen by who wonders what it waits for, whatever becomes of the bucket.
+            return Ok(answer(Finalization::waiting(SOON)));
+        }
+        match outside::remove_bucket(bucket)? {
+            Deleted::Gone => {
+                log::info!("nothing of {} is left outside the cluster", metadata.name);
+                Ok(answer(Finalization::finished().condition(Condition::new(BUCKET_DELETED, true, "Deleted"))))
+            }
+            Deleted::NotEmpty => {
+                let emptying = Condition::new(BUCKET_DELETED, false, "Emptying");
+                let message = format!("bucket {bucket} is being emptied, a thousand objects at a time");
+                Ok(answer(Finalization::waiting(SOON).condition(emptying.message(message))))
+            }
+        }
     }
 }
 
