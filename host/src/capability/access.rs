@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
+use super::sql::Pools;
 use crate::{
     crd::Grants,
     metrics::Calls,
@@ -35,12 +36,14 @@ struct Means {
     /// The host's threads.
     threads: Handle,
     secrets: Arc<Secrets>,
+    databases: Pools,
 }
 
 impl Access {
     /// That of a reconciler whose calls are counted in `calls`, and whose Secrets are these. To be called on the host's threads.
     pub fn new(calls: Arc<Calls>, secrets: Arc<Secrets>) -> Self {
-        Self { calls, means: Some(Means { threads: Handle::current(), secrets }), ..Self::default() }
+        let means = Means { threads: Handle::current(), secrets, databases: Pools::default() };
+        Self { calls, means: Some(means), ..Self::default() }
     }
 
     /// What is granted now.
@@ -52,6 +55,7 @@ impl Access {
     pub fn grant(&self, grants: Grants) {
         if let Some(means) = &self.means {
             means.secrets.follow(grants.secrets());
+            means.databases.keep(&grants.sql);
         }
         *self.grants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(grants);
     }
@@ -64,6 +68,11 @@ impl Access {
     /// The Secrets that its grants name; none where there is no cluster.
     pub(super) fn secrets(&self) -> Option<&Secrets> {
         self.means.as_ref().map(|means| &*means.secrets)
+    }
+
+    /// The connections to the databases of its grants; none where there is no network.
+    pub(super) fn databases(&self) -> Option<&Pools> {
+        self.means.as_ref().map(|means| &means.databases)
     }
 
     /// Runs what waits for the network on the host's threads. It ends with the call that waits for it. None: it panicked, or there is no
