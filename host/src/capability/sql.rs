@@ -136,7 +136,9 @@ fn told(error: Failed, grant: &SqlGrant) -> Error {
         }
         Failed::Database(refused) => match refused.code.as_str() {
             // The statement was one that reads, and what it called was not. (A standby says the same to a grant that writes.)
-            "25006" if grant.access == SqlAccess::Read => Error::Denied(format!("the grant has access: Read: {}", refused.message)),
+            "25006" if grant.access == SqlAccess::Read => {
+                Error::Denied(format!("the grant has access: Read: {}", refused.message))
+            }
             // Ended by who runs the database, or it goes down.
             "57P01" | "57P02" | "57P03" => Error::Connection(refused.message),
             // By a time limit that the database has for the role, or by who runs it.

@@ -121,7 +121,8 @@ impl Postgres {
     pub fn sql(&self, statements: &str) -> Result<String, Error> {
         let folder = self.folder.path().display().to_string();
         let port = self.port.to_string();
-        let arguments = ["-XAtq", "-v", "ON_ERROR_STOP=1", "-U", SUPERUSER, "-d", "postgres", "-h", &folder, "-p", &port];
+        let arguments =
+            ["-XAtq", "-v", "ON_ERROR_STOP=1", "-U", SUPERUSER, "-d", "postgres", "-h", &folder, "-p", &port];
         let said = self.run("psql", &[&arguments[..], &["-c", statements]].concat())?;
         Ok(said.trim_end().to_owned())
     }
@@ -257,7 +258,8 @@ impl Drop for Postgres {
 fn programs() -> Result<PathBuf, Error> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().filter_map(Result::ok);
     let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = versions.map(|entry| entry.path()).filter(|path| path.join("bin/initdb").is_file()).max_by_key(version);
+    let newest =
+        versions.map(|entry| entry.path()).filter(|path| path.join("bin/initdb").is_file()).max_by_key(version);
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let mut on_path = std::env::split_paths(&on_path).filter(|path| path.join("initdb").is_file());
     newest.map(|path| path.join("bin")).or_else(|| on_path.next()).ok_or(Error::NotInstalled)

@@ -77,7 +77,9 @@ pub(super) enum Error {
     Refused { host: String, user: String, code: String, message: String },
     #[error("{host} asks {user} for a password, and the Secret has none")]
     NoPassword { host: String, user: String },
-    #[error("{host} asks {user} for a proof that this host cannot give; it knows passwords by SCRAM-SHA-256, MD5 and in plain text")]
+    #[error(
+        "{host} asks {user} for a proof that this host cannot give; it knows passwords by SCRAM-SHA-256, MD5 and in plain text"
+    )]
     NoProof { host: String, user: String },
     #[error("the exchange with {host} failed")]
     Exchange { host: String, source: wire::Error },

@@ -176,7 +176,8 @@ impl Session {
     /// Has the server parse a statement, which says of what types its parameters and columns are.
     async fn prepare(&mut self, statement: &Statement) -> Result<Prepared, Error> {
         let types = self.types(&statement.parameters).await?;
-        frontend::parse("", &statement.text, types, &mut self.wire.outgoing).map_err(|error| self.unsendable(&error))?;
+        frontend::parse("", &statement.text, types, &mut self.wire.outgoing)
+            .map_err(|error| self.unsendable(&error))?;
         frontend::describe(b'S', "", &mut self.wire.outgoing).map_err(Error::Lost)?;
         frontend::sync(&mut self.wire.outgoing);
         let mut wanted = 0;
@@ -247,10 +248,12 @@ impl Session {
             None => Ok(IsNull::Yes),
         };
         let types = parameters.iter().map(value::format_of);
-        frontend::bind("", "", types, parameters, write, formats, &mut self.wire.outgoing).map_err(|error| match error {
-            BindError::Conversion(error) => self.unsendable(&error),
-            BindError::Serialization(error) => self.unsendable(&error),
-        })
+        frontend::bind("", "", types, parameters, write, formats, &mut self.wire.outgoing).map_err(
+            |error| match error {
+                BindError::Conversion(error) => self.unsendable(&error),
+                BindError::Serialization(error) => self.unsendable(&error),
+            },
+        )
     }
 
     /// The types that are said of parameters; 0 leaves it to the statement.
@@ -320,11 +323,7 @@ impl Session {
 
     /// Sends what is outgoing, and reads all that comes of it. What the server refuses is told when it has come to the end, so that the next
     /// question gets the next answer.
-    async fn exchange(
-        &mut self,
-        row: usize,
-        mut each: impl FnMut(Message) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    async fn exchange(&mut self, row: usize, mut each: impl FnMut(Message) -> Result<(), Error>) -> Result<(), Error> {
         self.in_step = false;
         self.wire.send().await?;
         let mut refusal = None;

@@ -140,7 +140,15 @@ mod tests {
 
     #[test]
     fn a_grant_to_read_is_for_statements_that_read() {
-        for text in ["select 1", "(select 1)", "with a as (select 1) select", "values (1)", "table t", "show x", "explain select 1"] {
+        for text in [
+            "select 1",
+            "(select 1)",
+            "with a as (select 1) select",
+            "values (1)",
+            "table t",
+            "show x",
+            "explain select 1",
+        ] {
             assert_eq!(refusal(text, SqlAccess::Read), None, "{text}");
         }
         for text in ["insert into t values (1)", "do $$ begin end $$", "call p()", "create table t ()", "lock t"] {

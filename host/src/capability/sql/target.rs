@@ -157,7 +157,8 @@ mod tests {
 
     #[test]
     fn so_do_keys_of_their_own() {
-        let all = [("host", "db\n"), ("username", "me"), ("password", " p "), ("dbname", "app"), ("sslmode", "disable")];
+        let all =
+            [("host", "db\n"), ("username", "me"), ("password", " p "), ("dbname", "app"), ("sslmode", "disable")];
         assert_eq!(keys(&all).map(|target| shown(&target)), Ok(r#"me Some(" p ") db 5432 app false"#.to_owned()));
         let few = [("host", "db"), ("user", "me"), ("port", "1")];
         assert_eq!(keys(&few).map(|target| shown(&target)), Ok("me None db 1 me true".to_owned()));

@@ -140,7 +140,8 @@ async fn eventually(server: &Postgres, query: &str, expected: &str) {
 #[tokio::test]
 async fn a_value_of_each_type_comes_back_as_it_went() -> Result<(), Error> {
     let it = Reconciler::new("values_role");
-    it.transact("db", &["CREATE TYPE mood AS ENUM ('fine', 'so so')", "CREATE TYPE \"Pair\" AS (a int, b text)"]).await?;
+    it.transact("db", &["CREATE TYPE mood AS ENUM ('fine', 'so so')", "CREATE TYPE \"Pair\" AS (a int, b text)"])
+        .await?;
     let table = [
         ("bool", Value::Boolean(true)),
         ("int2", Value::Int(i16::MIN.into())),
@@ -182,7 +183,10 @@ async fn a_value_of_each_type_comes_back_as_it_went() -> Result<(), Error> {
     }
     // The type of a typed value is its own, where the statement does not say it.
     let rows = it.query("look", "SELECT $1 AS a, $2 AS b", &[typed("numeric", "1.50"), text("b")]).await?;
-    assert_eq!((rows.columns, rows.rows), (vec!["a".to_owned(), "b".to_owned()], vec![vec![typed("numeric", "1.50"), text("b")]]));
+    assert_eq!(
+        (rows.columns, rows.rows),
+        (vec!["a".to_owned(), "b".to_owned()], vec![vec![typed("numeric", "1.50"), text("b")]])
+    );
     assert_eq!(it.value("look", "SELECT pg_sleep(0)").await?, typed("void", ""));
     assert_eq!(it.value("look", "SELECT row(1, 'a')").await?, typed("record", "(1,a)"));
     Ok(())
@@ -202,8 +206,13 @@ async fn plain_values_are_taken_as_literals_are() -> Result<(), Error> {
     ];
     assert_eq!(it.execute("db", "INSERT INTO t VALUES ($1, $2, $3, $4, $5, $6)", &parameters).await?, 1);
     let rows = it.query("look", "SELECT z, j -> 'a', n, f, s FROM t", &[]).await?;
-    let expected =
-        [typed("timestamptz", "2026-11-30 13:42:38+00"), typed("jsonb", "1"), typed("numeric", "1.5"), Value::Float(3.0), text("5")];
+    let expected = [
+        typed("timestamptz", "2026-11-30 13:42:38+00"),
+        typed("jsonb", "1"),
+        typed("numeric", "1.5"),
+        Value::Float(3.0),
+        text("5"),
+    ];
     assert_eq!(rows.rows, [expected]);
     Ok(())
 }
@@ -283,13 +292,18 @@ async fn a_grant_to_read_changes_nothing_whoever_the_role_is() -> Result<(), Err
     for text in refused {
         code(it.query("look", text, &[]).await);
     }
-    for attempt in [it.execute("look", "SELECT writes()", &[]).await.map(drop), it.transact("look", &["SELECT 1"]).await.map(drop)] {
+    for attempt in
+        [it.execute("look", "SELECT writes()", &[]).await.map(drop), it.transact("look", &["SELECT 1"]).await.map(drop)]
+    {
         assert!(matches!(attempt, Err(Error::Denied(_))), "{attempt:?}");
     }
     // What older servers let pass, and what lies outside of what is read-only, is undone.
     drop(it.query("look", "SELECT lo_create(4711)", &[]).await);
     it.query("look", "SELECT set_config('default_transaction_read_only', 'off', false)", &[]).await?;
-    assert_eq!(SHARED.sql("SELECT count(*) FROM pg_largeobject_metadata WHERE oid = 4711").expect("it can be asked"), "0");
+    assert_eq!(
+        SHARED.sql("SELECT count(*) FROM pg_largeobject_metadata WHERE oid = 4711").expect("it can be asked"),
+        "0"
+    );
     assert_eq!(it.query("look", "SELECT a FROM t", &[]).await?.rows, [[Value::Int(1)]]);
     assert_eq!(it.value("look", "SELECT is_called FROM s").await?, Value::Boolean(false));
     assert_eq!(it.counted("denied"), 15);
@@ -309,7 +323,10 @@ async fn what_is_not_granted_is_refused_counted_and_logged_once() {
     }
     assert_eq!(it.counted("denied"), 6);
     let lines = logged.text();
-    for line in ["refused to a plugin: \\\"other\\\": spec.grants.sql has no grant", "refused to a plugin: \\\"look\\\": DELETE"] {
+    for line in [
+        "refused to a plugin: \\\"other\\\": spec.grants.sql has no grant",
+        "refused to a plugin: \\\"look\\\": DELETE",
+    ] {
         let line = line.replace("\\\"", "\"");
         assert_eq!(lines.matches(&line).count(), 1, "{line}: {lines}");
     }
@@ -325,10 +342,21 @@ async fn what_is_not_granted_is_refused_counted_and_logged_once() {
 #[tokio::test]
 async fn a_transaction_is_all_or_nothing() -> Result<(), Error> {
     let it = Reconciler::new("transactions_role");
-    let made = it.transact("db", &["CREATE TABLE t (a int CONSTRAINT a_once UNIQUE DEFERRABLE INITIALLY DEFERRED)", "INSERT INTO t VALUES (1), (2)"]).await?;
+    let made = it
+        .transact(
+            "db",
+            &[
+                "CREATE TABLE t (a int CONSTRAINT a_once UNIQUE DEFERRABLE INITIALLY DEFERRED)",
+                "INSERT INTO t VALUES (1), (2)",
+            ],
+        )
+        .await?;
     assert_eq!(made, [0, 2]);
     // In the middle, and at the very end.
-    assert_eq!(code(it.transact("db", &["INSERT INTO t VALUES (3)", "SELECT 1 / 0", "INSERT INTO t VALUES (4)"]).await), "22012");
+    assert_eq!(
+        code(it.transact("db", &["INSERT INTO t VALUES (3)", "SELECT 1 / 0", "INSERT INTO t VALUES (4)"]).await),
+        "22012"
+    );
     match it.transact("db", &["INSERT INTO t VALUES (3)", "INSERT INTO t VALUES (1)"]).await {
         Err(Error::Constraint(refused)) => {
             assert_eq!((refused.code.as_str(), refused.constraint.as_deref()), ("23505", Some("a_once")));
@@ -399,7 +427,8 @@ async fn nothing_of_a_session_reaches_another_call() -> Result<(), Error> {
 #[tokio::test]
 async fn a_call_that_is_late_or_given_up_leaves_no_connection_and_no_statement() -> Result<(), Error> {
     let it = Reconciler::new("late_role");
-    let short = |seconds| SqlGrant { timeout: Timeout(Duration::from_millis(seconds)), ..grant("db", SqlAccess::Write) };
+    let short =
+        |seconds| SqlGrant { timeout: Timeout(Duration::from_millis(seconds)), ..grant("db", SqlAccess::Write) };
     it.grant(vec![short(300)]);
     let backend = it.value("db", "SELECT pg_backend_pid()").await?;
     let begun = Instant::now();
@@ -436,7 +465,10 @@ async fn an_answer_beyond_the_grant_is_neither_held_nor_kept() -> Result<(), Err
     ];
     for query in table {
         let answer = it.query("db", query, &[]).await;
-        assert!(matches!(&answer, Err(Error::TooLarge(why)) if why.contains("1000 bytes") || why.contains("10 rows")), "{query}: {answer:?}");
+        assert!(
+            matches!(&answer, Err(Error::TooLarge(why)) if why.contains("1000 bytes") || why.contains("10 rows")),
+            "{query}: {answer:?}"
+        );
     }
     let answer = it.execute("db", "DO $$ BEGIN RAISE EXCEPTION '%', repeat('x', 100 * 1000 * 1000); END $$", &[]).await;
     assert!(matches!(answer, Err(Error::TooLarge(_))), "{answer:?}");
@@ -523,14 +555,18 @@ async fn tls_is_verified() -> Result<(), Error> {
     let authority = server.authority().expect("it speaks TLS").to_owned();
     let uri = server.uri("tls_role", PASSWORD);
     let it = Reconciler::with(&[("uri", &uri), ("ca.crt", &authority)], grants());
-    assert_eq!(it.value("look", "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await?, Value::Boolean(true));
+    assert_eq!(
+        it.value("look", "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await?,
+        Value::Boolean(true)
+    );
     // A statement is cancelled over TLS, too.
     let call = it.value("look", "SELECT pg_sleep(600)");
     assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
     eventually(&server, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(600%'", "0").await;
 
     let port = server.port().to_string();
-    let no_tls = [("host", "127.0.0.1"), ("port", &port), ("user", "tls_role"), ("password", PASSWORD), ("sslmode", "disable")];
+    let no_tls =
+        [("host", "127.0.0.1"), ("port", &port), ("user", "tls_role"), ("password", PASSWORD), ("sslmode", "disable")];
     let elsewhere = uri.replace("127.0.0.1", "localhost").replace("verify-full", "require");
     let plain = SHARED.uri("tls_role", PASSWORD).replace("disable", "require");
     let table: [(&[(&str, &str)], &str); 5] = [
@@ -581,7 +617,10 @@ async fn no_error_and_no_line_of_the_log_shows_a_credential() {
     assert!(!told.contains("sesame") && !told.contains("_role") && !told.contains("127.0.0.1"), "{told}");
     // Who runs the host is told whom it could not reach, and for whom.
     let lines = logged.text();
-    assert!(lines.contains("refuses other_role") && !lines.contains(PASSWORD) && !lines.contains("wrong-sesame"), "{lines}");
+    assert!(
+        lines.contains("refuses other_role") && !lines.contains(PASSWORD) && !lines.contains("wrong-sesame"),
+        "{lines}"
+    );
 }
 
 /// What is logged on this thread, in all detail.
