@@ -201,7 +201,7 @@ impl Postgres {
         let kind = if self.options.tls { "hostssl" } else { "host" };
         let who = format!("local all {SUPERUSER} trust\n{kind} all all 127.0.0.1/32 scram-sha-256\n");
         self.write("data/pg_hba.conf", &who)?;
-        let mut settings = "timezone = UTC\nfsync = off\nfull_page_writes = off\nsynchronous_commit = off\n".to_owned();
+        let mut settings = "timezone = UTC\nfsync = off\nfull_page_writes = off\n".to_owned();
         if self.options.tls {
             let certificates = certificates::make()?;
             self.write("data/server.crt", &certificates.server)?;
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn what_it_has_stored_is_there_again_after_a_crash() -> Result<(), Error> {
         let mut database = Postgres::start(Options::default())?;
-        database.sql("CREATE TABLE t (a int); INSERT INTO t VALUES (1), (2); CHECKPOINT")?;
+        database.sql("CREATE TABLE t (a int); INSERT INTO t VALUES (1), (2)")?;
         database.stop();
         assert!(database.sql("SELECT 1").is_err());
         database.start_again()?;
