@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashSet,
+    fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
@@ -13,11 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use super::sql::Pools;
-use crate::{
-    crd::Grants,
-    metrics::Calls,
-    secrets::{self, Secrets},
-};
+use crate::{crd::Grants, metrics::Calls, secrets::Secrets};
 
 /// How many different refusals of one reconciler are logged; the metric counts all.
 const LOGGED: usize = 100;
@@ -117,7 +114,7 @@ impl Outside {
     }
 
     /// Credentials cannot be had: what the plugin makes of it is no failure of its own. The message for it.
-    pub(super) fn note_lack(&mut self, error: &secrets::Error) -> String {
+    pub(super) fn note_lack(&mut self, error: &impl fmt::Display) -> String {
         let message = error.to_string();
         self.lacks.get_or_insert_with(|| message.clone());
         message
@@ -130,6 +127,7 @@ impl Outside {
 
     /// What the call may reach by a capability that could change something outside: nothing in a preview, and that it has tried is kept
     /// in mind, whatever the plugin makes of it.
+    #[expect(clippy::wrong_self_convention, reason = "it is no conversion")]
     pub(super) fn to_change(&mut self, capability: &'static str) -> Result<&Arc<Access>, &'static str> {
         if self.is_preview {
             self.touched = Some(capability);

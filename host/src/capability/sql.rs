@@ -33,13 +33,13 @@ impl Host for Outside {
     async fn query(&mut self, grant: String, statement: Statement) -> Result<Rows, Error> {
         let access = self.of_sql()?;
         let allowed = allowed(&access, &grant, slice::from_ref(&statement));
-        serve(&access, &grant, allowed, move |mut taken| async move { taken.query(&statement).await }).await
+        serve(self, &access, &grant, allowed, move |mut taken| async move { taken.query(&statement).await }).await
     }
 
     async fn execute(&mut self, grant: String, statement: Statement) -> Result<u64, Error> {
         let access = self.of_sql()?;
         let allowed = allowed(&access, &grant, slice::from_ref(&statement));
-        serve(&access, &grant, allowed, move |mut taken| async move { taken.execute(&statement).await }).await
+        serve(self, &access, &grant, allowed, move |mut taken| async move { taken.execute(&statement).await }).await
     }
 
     async fn transact(&mut self, grant: String, statements: Vec<Statement>) -> Result<Vec<u64>, Error> {
@@ -51,7 +51,7 @@ impl Host for Outside {
             SqlAccess::Write => Ok(grant),
             SqlAccess::Read => Err("a transaction needs access: Write".to_owned()),
         });
-        serve(&access, &grant, allowed, move |mut taken| async move { taken.transact(&statements).await }).await
+        serve(self, &access, &grant, allowed, move |mut taken| async move { taken.transact(&statements).await }).await
     }
 }
 
@@ -73,6 +73,7 @@ fn allowed(access: &Access, name: &str, statements: &[Statement]) -> Result<SqlG
 
 /// Does it on a connection of the grant, on the host's threads and within the time of the grant; and counts what comes of it.
 async fn serve<T, F>(
+    outside: &mut Outside,
     access: &Arc<Access>,
     name: &str,
     allowed: Result<SqlGrant, String>,
@@ -86,12 +87,15 @@ where
         Ok(grant) => run(access, grant, work).await,
         Err(why) => Err(Error::Denied(why)),
     };
-    let outcome = answer.as_ref().map_or_else(outcome, |_| "ok");
     let refusal = match &answer {
         Err(Error::Denied(why)) => Some(format!("{:?}: {why}", name.chars().take(NAME).collect::<String>())),
+        Err(Error::Credentials(why)) => {
+            outside.note_lack(why);
+            None
+        }
         _ => None,
     };
-    access.note("sql", outcome, refusal.as_deref());
+    access.note("sql", answer.as_ref().map_or_else(outcome, |_| "ok"), refusal.as_deref());
     answer
 }
 

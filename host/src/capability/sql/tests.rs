@@ -437,8 +437,7 @@ async fn nothing_of_a_session_reaches_another_call() -> Result<(), Error> {
 #[tokio::test]
 async fn a_call_that_is_late_or_given_up_leaves_no_connection_and_no_statement() -> Result<(), Error> {
     let it = Reconciler::new("late_role");
-    let short =
-        |seconds| SqlGrant { timeout: Timeout(Duration::from_secs(seconds)), ..grant("db", SqlAccess::Write) };
+    let short = |seconds| SqlGrant { timeout: Timeout(Duration::from_secs(seconds)), ..grant("db", SqlAccess::Write) };
     it.grant(vec![short(2)]);
     let backend = it.value("db", "SELECT pg_backend_pid()").await?;
     let begun = Instant::now();
