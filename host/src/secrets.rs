@@ -292,6 +292,11 @@ impl Content {
         Self { name: name.clone(), version, data: Arc::new(secret.data.unwrap_or_default()) }
     }
 
+    /// Which Secret it is.
+    pub fn name(&self) -> &SecretRef {
+        &self.name
+    }
+
     /// The text of a key.
     ///
     /// # Errors
@@ -307,6 +312,37 @@ impl Content {
     pub fn find(&self, key: &'static str) -> Result<Option<&str>, Error> {
         let text = self.data.get(key).map(|value| std::str::from_utf8(&value.0)).transpose();
         text.map_err(|_| Error::NoText(self.name.clone(), key))
+    }
+}
+
+#[cfg(test)]
+impl Secrets {
+    /// Without a cluster: what is [put](Self::put) there.
+    pub(crate) fn fixed() -> Self {
+        let nowhere = kube::Config::new(http::Uri::from_static("http://127.0.0.1:1"));
+        Self::new(Client::try_from(nowhere).expect("no connection is made"), watcher::Config::default(), None)
+    }
+
+    /// A Secret becomes this; without a content, it is gone.
+    pub(crate) fn put(&self, name: &SecretRef, content: Option<Content>) {
+        let (tell, now) = watch::channel(content.map_or(State::Missing, State::There));
+        // Dropped, it would be as if nobody followed it.
+        let watching = async move { tell.closed().await };
+        let followed = Followed { now, _watch: AbortOnDropHandle::new(tokio::spawn(watching)) };
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), followed);
+    }
+}
+
+#[cfg(test)]
+impl Content {
+    /// With these keys.
+    pub(crate) fn with(namespace: &str, name: &str, version: &str, keys: &[(&str, &str)]) -> Self {
+        let value = |(key, text): &(&str, &str)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec()));
+        Self {
+            name: SecretRef { namespace: namespace.to_owned(), name: name.to_owned() },
+            version: version.to_owned(),
+            data: Arc::new(keys.iter().map(value).collect()),
+        }
     }
 }
 

@@ -60,6 +60,7 @@ pub mod raw;
 mod report;
 mod request;
 mod selector;
+pub mod sql;
 
 #[cfg(not(target_family = "wasm"))]
 pub mod crd;
@@ -80,7 +81,7 @@ pub use serde_json::{Value, json};
 pub mod prelude {
     pub use crate::{
         ChildOptions, Condition, Describe, Desired, Event, Failure, Finalization, Finalize, Parent, Plugin, Relate,
-        Request, Selector, export_plugin, json, log,
+        Request, Selector, export_plugin, json, log, sql,
     };
 }
 

@@ -16,15 +16,16 @@
 //! ```
 #![allow(clippy::panic, reason = "called from tests, where a panic is how one fails")]
 
-use std::time::Duration;
+use std::{rc::Rc, time::Duration};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::raw::{finalizer, reconciler, types};
-use crate::{Failure, Finalize, Plugin};
+use crate::{Failure, Finalize, Plugin, sql};
 
 pub use crate::raw::types::{Cleanup, ConditionStatus, EventKind, Next};
+pub use crate::sql::fake::SqlAnswer;
 
 /// What a plugin is asked with.
 #[derive(Debug, Clone, Deserialize)]
@@ -39,6 +40,8 @@ pub struct Case {
     config: Value,
     #[serde(default = "empty")]
     context: Value,
+    #[serde(skip)]
+    sql: Option<sql::fake::Fake>,
 }
 
 fn empty() -> Value {
@@ -61,7 +64,7 @@ pub struct Answer {
 impl Case {
     /// A parent without children.
     pub fn parent(parent: Value) -> Self {
-        Self { parent, children: Vec::new(), related: Vec::new(), config: empty(), context: empty() }
+        Self { parent, children: Vec::new(), related: Vec::new(), config: empty(), context: empty(), sql: None }
     }
 
     /// A case in YAML: `parent`, and optionally `children`, `related`, `config` and `context`.
@@ -94,6 +97,23 @@ impl Case {
         self
     }
 
+    /// The same with databases that answer like this, by the name of the grant and the statement:
+    ///
+    /// ```
+    /// # use pilothouse_sdk::{json, sql::Value, testing::{Case, SqlAnswer}};
+    /// let case = Case::parent(json!({})).sql(|grant, statement| match (grant, statement.text.as_str()) {
+    ///     ("db", "SELECT quota FROM teams WHERE name = $1") => {
+    ///         Ok(SqlAnswer::Rows(vec!["quota".into()], vec![vec![Value::Int(5)]]))
+    ///     }
+    ///     _ => Ok(SqlAnswer::Affected(1)),
+    /// });
+    /// ```
+    #[must_use]
+    pub fn sql(mut self, answers: impl Fn(&str, &sql::Statement) -> Result<SqlAnswer, sql::Reason> + 'static) -> Self {
+        self.sql = Some(sql::fake::Fake(Rc::new(answers)));
+        self
+    }
+
     /// Asks for the children.
     ///
     /// # Errors
@@ -102,7 +122,7 @@ impl Case {
     /// # Panics
     /// When it returned a child of a kind that [`Plugin::describe`] does not list: the host would refuse it.
     pub fn reconcile<P: Plugin>(&self) -> Result<Answer, Failure> {
-        let desired = <P as reconciler::Guest>::reconcile(self.request()).map_err(failure)?;
+        let desired = self.with_fakes(|| <P as reconciler::Guest>::reconcile(self.request())).map_err(failure)?;
         Ok(Answer::new::<P>(Some(desired.children), desired.status, desired.conditions, desired.events))
     }
 
@@ -114,8 +134,13 @@ impl Case {
     /// # Panics
     /// As [`reconcile`](Self::reconcile).
     pub fn finalize<P: Finalize>(&self) -> Result<(Cleanup, Answer), Failure> {
-        let answer = <P as finalizer::Guest>::finalize(self.request()).map_err(failure)?;
+        let answer = self.with_fakes(|| <P as finalizer::Guest>::finalize(self.request())).map_err(failure)?;
         Ok((answer.cleanup, Answer::new::<P>(answer.children, answer.status, answer.conditions, answer.events)))
+    }
+
+    /// What the plugin imports is answered by the fakes of the case meanwhile.
+    fn with_fakes<T>(&self, work: impl FnOnce() -> T) -> T {
+        sql::fake::with(self.sql.as_ref(), work)
     }
 
     fn request(&self) -> types::Request {

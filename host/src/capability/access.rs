@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashSet,
+    fmt,
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
@@ -12,11 +13,8 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use crate::{
-    crd::Grants,
-    metrics::Calls,
-    secrets::{self, Secrets},
-};
+use super::sql::Pools;
+use crate::{crd::Grants, metrics::Calls, secrets::Secrets};
 
 /// How many different refusals of one reconciler are logged; the metric counts all.
 const LOGGED: usize = 100;
@@ -35,12 +33,14 @@ struct Means {
     /// The host's threads.
     threads: Handle,
     secrets: Arc<Secrets>,
+    databases: Pools,
 }
 
 impl Access {
     /// That of a reconciler whose calls are counted in `calls`, and whose Secrets are these. To be called on the host's threads.
     pub fn new(calls: Arc<Calls>, secrets: Arc<Secrets>) -> Self {
-        Self { calls, means: Some(Means { threads: Handle::current(), secrets }), ..Self::default() }
+        let means = Means { threads: Handle::current(), secrets, databases: Pools::default() };
+        Self { calls, means: Some(means), ..Self::default() }
     }
 
     /// What is granted now.
@@ -52,6 +52,7 @@ impl Access {
     pub fn grant(&self, grants: Grants) {
         if let Some(means) = &self.means {
             means.secrets.follow(grants.secrets());
+            means.databases.keep(&grants.sql);
         }
         *self.grants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(grants);
     }
@@ -64,6 +65,11 @@ impl Access {
     /// The Secrets that its grants name; none where there is no cluster.
     pub(super) fn secrets(&self) -> Option<&Secrets> {
         self.means.as_ref().map(|means| &*means.secrets)
+    }
+
+    /// The connections to the databases of its grants; none where there is no network.
+    pub(super) fn databases(&self) -> Option<&Pools> {
+        self.means.as_ref().map(|means| &means.databases)
     }
 
     /// Runs what waits for the network on the host's threads. It ends with the call that waits for it. None: it panicked, or there is no
@@ -108,7 +114,7 @@ impl Outside {
     }
 
     /// Credentials cannot be had: what the plugin makes of it is no failure of its own. The message for it.
-    pub(super) fn note_lack(&mut self, error: &secrets::Error) -> String {
+    pub(super) fn note_lack(&mut self, error: &impl fmt::Display) -> String {
         let message = error.to_string();
         self.lacks.get_or_insert_with(|| message.clone());
         message
@@ -121,6 +127,7 @@ impl Outside {
 
     /// What the call may reach by a capability that could change something outside: nothing in a preview, and that it has tried is kept
     /// in mind, whatever the plugin makes of it.
+    #[expect(clippy::wrong_self_convention, reason = "it is no conversion")]
     pub(super) fn to_change(&mut self, capability: &'static str) -> Result<&Arc<Access>, &'static str> {
         if self.is_preview {
             self.touched = Some(capability);

@@ -134,11 +134,11 @@ pub struct SqlGrant<S = SecretRef> {
     /// What kind of database it is.
     pub engine: SqlEngine,
     /// The Secret that says how to connect: the key `uri` (`postgres://user:password@host:port/database?sslmode=verify-full`), or the keys `host`,
-    /// `port`, `dbname`, `user` (or `username`), `password` and `sslmode`; and `ca.crt` for a private certificate authority. TLS is verified
-    /// unless it says otherwise.
+    /// `port`, `dbname`, `user` (or `username`), `password` and `sslmode`; and `ca.crt` for a private certificate authority. TLS is spoken and
+    /// verified unless `sslmode` is `disable`.
     pub secret_ref: S,
-    /// What statements may do. `Read` runs each in a read-only transaction of its own; what a role may change all the same is for its
-    /// rights in the database to say.
+    /// What statements may do. `Read` runs each in a read-only transaction of its own, which is rolled back; the line that holds is what the
+    /// role may do in the database.
     #[serde(default)]
     pub access: SqlAccess,
     /// How many connections are kept at most.
