@@ -184,6 +184,7 @@ impl Secrets {
     }
 }
 
+<<<<<<< HEAD
 async fn follow(
     api: Api<Secret>,
     config: watcher::Config,
@@ -193,6 +194,37 @@ async fn follow(
     changed: watch::Sender<u64>,
 ) {
     let there = |secret: Secret| State::There(Content::of(&name, secret));
+=======
+#[cfg(test)]
+impl Secrets {
+    /// These, which nobody watches.
+    pub(crate) fn fixed(contents: BTreeMap<SecretRef, BTreeMap<String, String>>) -> Self {
+        let nowhere = kube::Config::new(http::Uri::from_static("http://127.0.0.1:1"));
+        let client = Client::try_from(nowhere).expect("nothing is connected to");
+        let secrets = Self::new(client, watcher::Config::default());
+        secrets.replace(contents);
+        secrets
+    }
+
+    /// Others, as if they had changed.
+    pub(crate) fn replace(&self, contents: BTreeMap<SecretRef, BTreeMap<String, String>>) {
+        let followed = contents.into_iter().map(|(name, data)| {
+            let data = data.into_iter().map(|(key, value)| (key, ByteString(value.into_bytes()))).collect();
+            let version = format!("{}", fastrand::u64(..));
+            let content = Content { name: name.clone(), version, data: Arc::new(data) };
+            let (_, now) = watch::channel(State::There(content));
+            (name, Followed { now, _watch: AbortOnDropHandle::new(tokio::spawn(async {})) })
+        });
+        *self.followed.lock().unwrap_or_else(PoisonError::into_inner) = followed.collect();
+    }
+}
+
+async fn follow(api: Api<Secret>, config: watcher::Config, name: SecretRef, tell: watch::Sender<State>) {
+    let there = |secret: Secret| {
+        let version = secret.metadata.resource_version.unwrap_or_default();
+        State::There(Content { name: name.clone(), version, data: Arc::new(secret.data.unwrap_or_default()) })
+    };
+>>>>>>> 3d7ddce (A grant of http is served: what is asked for, where to and with which credentials is the host's to check; S3 signatures, and the SDK's http, s3 and external names)
     let mut listed = None;
     let mut events = pin!(watch(api, config));
     while let Some(event) = events.next().await {

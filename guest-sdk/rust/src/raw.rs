@@ -9,6 +9,7 @@ pub use finalizing::exports::pilothouse::plugin::finalizer;
 pub use plugin::exports::pilothouse::plugin::reconciler;
 pub use plugin::pilothouse::plugin::{log, types};
 pub use relating::exports::pilothouse::plugin::relations;
+pub use with_http::pilothouse::plugin::http;
 
 macro_rules! world {
     ($module:ident, { $($options:tt)* }) => {
@@ -45,5 +46,10 @@ world!(finalizing, {
 world!(relating, {
     world: "relating",
     export_macro_name: "export_relations",
+    with: { "pilothouse:plugin/types@0.1.0": crate::raw::plugin::pilothouse::plugin::types },
+});
+
+world!(with_http, {
+    world: "with-http",
     with: { "pilothouse:plugin/types@0.1.0": crate::raw::plugin::pilothouse::plugin::types },
 });

@@ -276,7 +276,7 @@ impl Calls {
     }
 
     /// How often it used what, and what came of it.
-    pub(super) fn uses(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+    pub(crate) fn uses(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         lock(&self.uses).clone()
     }
 
