@@ -95,6 +95,9 @@ pub enum Error {
     /// A key is no text.
     #[error("the key {1} of the Secret {0} is not UTF-8")]
     NoText(SecretRef, &'static str),
+    /// A key is no text for a header.
+    #[error("what the Secret {0} holds cannot be sent in a header: it has to be one line of text")]
+    NoLine(SecretRef),
     /// No grant names it.
     #[error("the Secret {0} is not named in spec.grants")]
     Unnamed(SecretRef),
@@ -184,24 +187,13 @@ impl Secrets {
     }
 }
 
-<<<<<<< HEAD
-async fn follow(
-    api: Api<Secret>,
-    config: watcher::Config,
-    name: SecretRef,
-    copies: Option<Copies>,
-    tell: watch::Sender<State>,
-    changed: watch::Sender<u64>,
-) {
-    let there = |secret: Secret| State::There(Content::of(&name, secret));
-=======
 #[cfg(test)]
 impl Secrets {
     /// These, which nobody watches.
     pub(crate) fn fixed(contents: BTreeMap<SecretRef, BTreeMap<String, String>>) -> Self {
         let nowhere = kube::Config::new(http::Uri::from_static("http://127.0.0.1:1"));
         let client = Client::try_from(nowhere).expect("nothing is connected to");
-        let secrets = Self::new(client, watcher::Config::default());
+        let secrets = Self::new(client, watcher::Config::default(), None);
         secrets.replace(contents);
         secrets
     }
@@ -219,12 +211,15 @@ impl Secrets {
     }
 }
 
-async fn follow(api: Api<Secret>, config: watcher::Config, name: SecretRef, tell: watch::Sender<State>) {
-    let there = |secret: Secret| {
-        let version = secret.metadata.resource_version.unwrap_or_default();
-        State::There(Content { name: name.clone(), version, data: Arc::new(secret.data.unwrap_or_default()) })
-    };
->>>>>>> 3d7ddce (A grant of http is served: what is asked for, where to and with which credentials is the host's to check; S3 signatures, and the SDK's http, s3 and external names)
+async fn follow(
+    api: Api<Secret>,
+    config: watcher::Config,
+    name: SecretRef,
+    copies: Option<Copies>,
+    tell: watch::Sender<State>,
+    changed: watch::Sender<u64>,
+) {
+    let there = |secret: Secret| State::There(Content::of(&name, secret));
     let mut listed = None;
     let mut events = pin!(watch(api, config));
     while let Some(event) = events.next().await {

@@ -53,6 +53,9 @@ impl Host for Outside {
             }
             Err(refused) => Err(refused),
         };
+        if let Err(Failure::Auth(auth::Error::Secret(lack))) = &result {
+            self.note_lack(lack);
+        }
         let result = result.map_err(|failure| failure.told(&grant));
         let (outcome, refusal) = match &result {
             Ok(_) => ("ok", None),
@@ -146,7 +149,7 @@ impl Failure {
             | Self::Authorities
             | Self::Address { .. }
             | Self::Auth(auth::Error::Kind | auth::Error::Header(_)) => Error::Denied(text),
-            Self::Auth(auth::Error::Secret(_) | auth::Error::Text(_)) => Error::Credentials(text),
+            Self::Auth(auth::Error::Secret(_)) => Error::Credentials(text),
             Self::Connection(connection::Error::Name { .. }) => Error::Dns(text),
             Self::Connection(connection::Error::Http { source, .. }) if source.is_parse_too_large() => {
                 Error::TooLarge(text)

@@ -23,8 +23,6 @@ pub(super) enum Error {
     Header(String),
     #[error(transparent)]
     Secret(#[from] secrets::Error),
-    #[error("what the Secret {0} holds for it cannot be sent in a header: it has to be one line of text")]
-    Text(SecretRef),
 }
 
 /// The headers that are set by it, beside `Authorization`.
@@ -47,7 +45,7 @@ pub(super) fn add(
     // Files end with a line's end, and so do the Secrets that are made from them.
     let text = |key| secret.text(key).map(|text| text.trim_end_matches(['\r', '\n']));
     let value = |text: String| {
-        let mut value = HeaderValue::from_str(&text).map_err(|_| Error::Text(name.clone()))?;
+        let mut value = HeaderValue::from_str(&text).map_err(|_| secrets::Error::NoLine(name.clone()))?;
         value.set_sensitive(true);
         Ok::<_, Error>(value)
     };
@@ -75,7 +73,7 @@ pub(super) fn add(
                 region: &aws.region,
                 service: &aws.service,
             };
-            signer.sign(request, now).map_err(|_| Error::Text(name.clone()))?;
+            signer.sign(request, now).map_err(|_| secrets::Error::NoLine(name.clone()))?;
         }
         _ => return Err(Error::Kind),
     }

@@ -26,7 +26,7 @@ impl Reach {
     /// With these grants of `http`, and a Secret `default/secret`.
     fn new(grants: Value, secret: &[(&str, &str)]) -> Self {
         let calls = Arc::new(Calls::default());
-        let access = Arc::new(Access::new(calls.clone(), Secrets::fixed(content(secret))));
+        let access = Arc::new(Access::new(calls.clone(), Arc::new(Secrets::fixed(content(secret)))));
         access.grant(serde_json::from_value(json!({ "http": grants })).expect("these are grants"));
         Self { access, calls }
     }
@@ -364,7 +364,9 @@ async fn credentials_are_added_as_they_are_now_and_nothing_is_sent_without() {
             assert!(matches!(&answer, Err(Error::Credentials(why)) if why.contains("default/secret")), "{answer:?}");
         }
         reach.access.secrets().expect("there are some").replace(BTreeMap::new());
-        assert!(matches!(reach.send(get("/")).await, Err(Error::Credentials(_))));
+        let mut outside = Outside::new(reach.access.clone(), false);
+        assert!(matches!(outside.send(get("/")).await, Err(Error::Credentials(_))));
+        assert!(outside.lacks().is_some_and(|why| why.contains("default/secret")), "the condition says it");
         assert_eq!(server.connections(), before);
         assert_eq!(reach.uses(), BTreeMap::from([("ok", 2), ("credentials", 3)]));
     }
