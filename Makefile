@@ -12,7 +12,7 @@ PLUGINS := $(CARGO_TARGET_DIR)/plugins
 STEP := tests/step.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint measure build plugins guests registry registry-server postgres control-plane control-plane-up control-plane-down install clean toolchain
+.PHONY: help demo test soak lint measure build plugins guests registry registry-server postgres s3 control-plane control-plane-up control-plane-down install clean toolchain
 
 help: ## List the targets
 	@if [ -t 1 ]; then bold=$$(printf '\033[1m') plain=$$(printf '\033[0m'); fi; \
@@ -22,7 +22,7 @@ help: ## List the targets
 demo: build plugins $(if $(USE_CLUSTER),,control-plane registry-server) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
 	@tests/demo.sh
 
-test: build plugins guests control-plane registry postgres ## Format, lint, and run all tests; what CI runs
+test: build plugins guests control-plane registry postgres s3 ## Format, lint, and run all tests; what CI runs
 	@tests/test.sh
 
 soak: build plugins control-plane ## Minutes under fire: requests fail, calls trap, parents come and go, plugins are replaced
@@ -60,6 +60,8 @@ registry: registry-server ## Build the registry of artifacts that tests push to,
 
 postgres: ## Make sure that there is a PostgreSQL, which tests start
 	@$(STEP) "PostgreSQL" tests/postgres/setup.sh
+s3: ## Build the S3 server that tests talk to
+	@$(STEP) "S3 server" tests/s3/build.sh
 
 guests: build ## Build the tests' plugins in other languages: Go, JavaScript, Python
 	@$(STEP) "plugin in Go" $(BIN)/pilothouse build tests/guests/go --output $(PLUGINS)/go.wasm

@@ -12,13 +12,14 @@
 //!
 //! [`run`] puts the parts together; of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
 //! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs. Those that [`transfer`] and [`sign`] plugins talk to a [`registry`],
-//! by the [`login`] of who runs them; whose [`signature`] counts is the host's to know. [`release`] is for when there is no host any more.
+//! by the [`login`] of who runs them, over a [`connection`]; whose [`signature`] counts is the host's to know. [`release`] is for when there is no host any more.
 //!
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
 pub mod build;
 pub mod cache;
 pub mod claims;
+pub mod connection;
 pub mod controller;
 pub mod crd;
 pub mod declaration;

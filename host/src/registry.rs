@@ -89,7 +89,7 @@ impl fmt::Debug for Pulled {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no answer.
-    #[error("failed to reach registry {} for {}", .repository.registry, .repository.name)]
+    #[error("failed to reach registry {} for {}{}", .repository.registry, .repository.name, .source.advice())]
     Connection {
         /// For what.
         repository: Repository,

@@ -95,6 +95,9 @@ pub enum Error {
     /// A key is no text.
     #[error("the key {1} of the Secret {0} is not UTF-8")]
     NoText(SecretRef, &'static str),
+    /// A key is no text for a header.
+    #[error("what the Secret {0} holds cannot be sent in a header: it has to be one line of text")]
+    NoLine(SecretRef),
     /// No grant names it.
     #[error("the Secret {0} is not named in spec.grants")]
     Unnamed(SecretRef),
@@ -323,26 +326,18 @@ impl Secrets {
         Self::new(Client::try_from(nowhere).expect("no connection is made"), watcher::Config::default(), None)
     }
 
-    /// A Secret becomes this; without a content, it is gone.
-    pub(crate) fn put(&self, name: &SecretRef, content: Option<Content>) {
-        let (tell, now) = watch::channel(content.map_or(State::Missing, State::There));
+    /// A Secret becomes this; without keys, it is gone.
+    pub(crate) fn put(&self, name: &SecretRef, keys: Option<&[(&str, &str)]>) {
+        let state = keys.map_or(State::Missing, |keys| {
+            let value = |(key, text): &(&str, &str)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec()));
+            let data = Arc::new(keys.iter().map(value).collect());
+            State::There(Content { name: name.clone(), version: fastrand::u64(..).to_string(), data })
+        });
+        let (tell, now) = watch::channel(state);
         // Dropped, it would be as if nobody followed it.
         let watching = async move { tell.closed().await };
         let followed = Followed { now, _watch: AbortOnDropHandle::new(tokio::spawn(watching)) };
         self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), followed);
-    }
-}
-
-#[cfg(test)]
-impl Content {
-    /// With these keys.
-    pub(crate) fn with(namespace: &str, name: &str, version: &str, keys: &[(&str, &str)]) -> Self {
-        let value = |(key, text): &(&str, &str)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec()));
-        Self {
-            name: SecretRef { namespace: namespace.to_owned(), name: name.to_owned() },
-            version: version.to_owned(),
-            data: Arc::new(keys.iter().map(value).collect()),
-        }
     }
 }
 

@@ -1,7 +1,10 @@
 //! Who comes in, and what is said to who does not (`C57`).
 
 use distribution::{Options, Password, Registry};
-use pilothouse::registry::{Error, Registries, connection};
+use pilothouse::{
+    connection::Error as Broken,
+    registry::{Error, Registries, connection},
+};
 
 use crate::{at, closed, component, credentials, nobody, open, reach, reference, told};
 
@@ -58,7 +61,7 @@ async fn c57_a_private_authority_is_trusted_where_the_host_was_given_it() {
     let trusting = Registries::new(&reach(&registry, true)).unwrap();
     trusting.push(&place, component("a"), &nobody()).await.unwrap();
     let error = Registries::new(&Default::default()).unwrap().resolve(&place, &nobody()).await.unwrap_err();
-    assert!(matches!(&error, Error::Connection { source: connection::Error::Tls { .. }, .. }), "{error}");
+    assert!(matches!(&error, Error::Connection { source: connection::Error::Broken(Broken::Tls { .. }), .. }), "{error}");
     let text = told(&error);
     assert!(text.contains("UnknownIssuer") && text.contains("--registry-ca"), "{text}");
     assert!(text.contains(&registry.host()) && text.contains("plugin"), "{text}");
@@ -91,13 +94,13 @@ async fn c57_what_is_not_there_is_named() {
 async fn c57_a_name_that_nobody_knows_and_a_port_where_nobody_listens_are_told_apart() {
     let registries = Registries::new(&Default::default()).unwrap();
     let unknown = registries.resolve(&reference("registry.invalid/plugin:1.0"), &nobody()).await.unwrap_err();
-    assert!(matches!(&unknown, Error::Connection { source: connection::Error::Name { .. }, .. }), "{unknown}");
+    assert!(matches!(&unknown, Error::Connection { source: connection::Error::Broken(Broken::Name { .. }), .. }), "{unknown}");
     assert!(told(&unknown).contains("failed to look up the name registry.invalid"), "{}", told(&unknown));
 
     let (mut registry, registries) = open();
     registry.stop();
     let refused = registries.resolve(&at(&registry, "plugin:1.0"), &nobody()).await.unwrap_err();
-    assert!(matches!(&refused, Error::Connection { source: connection::Error::Connect { .. }, .. }), "{refused}");
+    assert!(matches!(&refused, Error::Connection { source: connection::Error::Broken(Broken::Connect { .. }), .. }), "{refused}");
     assert!(told(&refused).contains("Connection refused"), "{}", told(&refused));
 }
 

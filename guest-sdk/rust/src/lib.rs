@@ -52,13 +52,16 @@ mod describe;
 mod desired;
 #[doc(hidden)]
 pub mod export;
+pub mod external;
 mod failure;
+pub mod http;
 pub mod log;
 mod object;
 mod options;
 pub mod raw;
 mod report;
 mod request;
+pub mod s3;
 mod selector;
 pub mod sql;
 

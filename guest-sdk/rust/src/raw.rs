@@ -9,6 +9,7 @@ pub use finalizing::exports::pilothouse::plugin::finalizer;
 pub use plugin::exports::pilothouse::plugin::reconciler;
 pub use plugin::pilothouse::plugin::{log, types};
 pub use relating::exports::pilothouse::plugin::relations;
+pub use with_http::pilothouse::plugin::http;
 pub use with_sql::pilothouse::plugin::sql;
 
 macro_rules! world {
@@ -46,6 +47,11 @@ world!(finalizing, {
 world!(relating, {
     world: "relating",
     export_macro_name: "export_relations",
+    with: { "pilothouse:plugin/types@0.1.0": crate::raw::plugin::pilothouse::plugin::types },
+});
+
+world!(with_http, {
+    world: "with-http",
     with: { "pilothouse:plugin/types@0.1.0": crate::raw::plugin::pilothouse::plugin::types },
 });
 

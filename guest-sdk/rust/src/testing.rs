@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::raw::{finalizer, reconciler, types};
-use crate::{Failure, Finalize, Plugin, sql};
+use crate::{Failure, Finalize, Plugin, http, sql};
 
 pub use crate::raw::types::{Cleanup, ConditionStatus, EventKind, Next};
 pub use crate::sql::fake::SqlAnswer;
@@ -42,6 +42,8 @@ pub struct Case {
     context: Value,
     #[serde(skip)]
     sql: Option<sql::fake::Fake>,
+    #[serde(skip)]
+    http: Option<http::Fake>,
 }
 
 fn empty() -> Value {
@@ -64,7 +66,8 @@ pub struct Answer {
 impl Case {
     /// A parent without children.
     pub fn parent(parent: Value) -> Self {
-        Self { parent, children: Vec::new(), related: Vec::new(), config: empty(), context: empty(), sql: None }
+        let (children, related) = (Vec::new(), Vec::new());
+        Self { parent, children, related, config: empty(), context: empty(), sql: None, http: None }
     }
 
     /// A case in YAML: `parent`, and optionally `children`, `related`, `config` and `context`.
@@ -114,6 +117,25 @@ impl Case {
         self
     }
 
+    /// The same with somebody who answers requests by [`http`] and [`s3`](crate::s3). Without, each is denied.
+    ///
+    /// ```no_run
+    /// # use pilothouse_sdk::{http::Response, prelude::*, testing::Case};
+    /// # fn test<MyApp: Plugin>(case: Case) -> Result<(), Failure> {
+    /// let case = case.http(|request| match (request.method.as_str(), request.target.as_str()) {
+    ///     ("GET", "/v1/teams/7") => Ok(Response::new(200).with_body(r#"{"name": "a"}"#)),
+    ///     _ => Ok(Response::new(404)),
+    /// });
+    /// case.reconcile::<MyApp>()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn http(mut self, answer: impl Fn(&http::Request) -> Result<http::Response, http::Error> + 'static) -> Self {
+        self.http = Some(http::Fake::new(answer));
+        self
+    }
+
     /// Asks for the children.
     ///
     /// # Errors
@@ -122,7 +144,7 @@ impl Case {
     /// # Panics
     /// When it returned a child of a kind that [`Plugin::describe`] does not list: the host would refuse it.
     pub fn reconcile<P: Plugin>(&self) -> Result<Answer, Failure> {
-        let desired = self.with_fakes(|| <P as reconciler::Guest>::reconcile(self.request())).map_err(failure)?;
+        let desired = self.with_fakes(<P as reconciler::Guest>::reconcile).map_err(failure)?;
         Ok(Answer::new::<P>(Some(desired.children), desired.status, desired.conditions, desired.events))
     }
 
@@ -134,13 +156,12 @@ impl Case {
     /// # Panics
     /// As [`reconcile`](Self::reconcile).
     pub fn finalize<P: Finalize>(&self) -> Result<(Cleanup, Answer), Failure> {
-        let answer = self.with_fakes(|| <P as finalizer::Guest>::finalize(self.request())).map_err(failure)?;
+        let answer = self.with_fakes(<P as finalizer::Guest>::finalize).map_err(failure)?;
         Ok((answer.cleanup, Answer::new::<P>(answer.children, answer.status, answer.conditions, answer.events)))
     }
 
-    /// What the plugin imports is answered by the fakes of the case meanwhile.
-    fn with_fakes<T>(&self, work: impl FnOnce() -> T) -> T {
-        sql::fake::with(self.sql.as_ref(), work)
+    fn with_fakes<T>(&self, ask: impl FnOnce(types::Request) -> T) -> T {
+        http::Fake::during(self.http.as_ref(), || sql::fake::with(self.sql.as_ref(), || ask(self.request())))
     }
 
     fn request(&self) -> types::Request {
@@ -183,6 +204,14 @@ impl Answer {
     pub fn condition(&self, kind: &str) -> Option<&types::Condition> {
         self.conditions.iter().find(|condition| condition.kind == kind)
     }
+}
+
+/// Does some work while somebody answers its requests by [`http`] and [`s3`](crate::s3): for tests of parts of a plugin.
+pub fn with_http<T>(
+    answer: impl Fn(&http::Request) -> Result<http::Response, http::Error> + 'static,
+    work: impl FnOnce() -> T,
+) -> T {
+    http::Fake::during(Some(&http::Fake::new(answer)), work)
 }
 
 fn value(json: &str) -> Value {

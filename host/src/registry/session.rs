@@ -23,6 +23,7 @@ use super::{
     manifest::{self, Descriptor, Manifest},
     reference::Repository,
 };
+use crate::connection::Error as Broken;
 
 /// The largest manifest: registries need not take more, says the specification.
 const MAX_MANIFEST: u64 = 4 << 20;
@@ -355,7 +356,7 @@ impl Session {
     }
 
     fn broken(&self, source: hyper::Error) -> Error {
-        self.unreachable(connection::Error::Http { host: self.repository.registry.clone(), source })
+        self.unreachable(Broken::Http { host: self.repository.registry.clone(), source }.into())
     }
 
     fn unauthorized(&self) -> Error {
