@@ -328,16 +328,22 @@ impl Secrets {
 
     /// A Secret becomes this; without keys, it is gone.
     pub(crate) fn put(&self, name: &SecretRef, keys: Option<&[(&str, &str)]>) {
-        let state = keys.map_or(State::Missing, |keys| {
-            let value = |(key, text): &(&str, &str)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec()));
-            let data = Arc::new(keys.iter().map(value).collect());
-            State::There(Content { name: name.clone(), version: fastrand::u64(..).to_string(), data })
-        });
+        let state = keys.map_or(State::Missing, |keys| State::There(Content::with(name, keys)));
         let (tell, now) = watch::channel(state);
         // Dropped, it would be as if nobody followed it.
         let watching = async move { tell.closed().await };
         let followed = Followed { now, _watch: AbortOnDropHandle::new(tokio::spawn(watching)) };
         self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), followed);
+    }
+}
+
+#[cfg(test)]
+impl Content {
+    /// With these keys.
+    pub(crate) fn with(name: &SecretRef, keys: &[(&str, &str)]) -> Self {
+        let value = |(key, text): &(&str, &str)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec()));
+        let data = Arc::new(keys.iter().map(value).collect());
+        Self { name: name.clone(), version: fastrand::u64(..).to_string(), data }
     }
 }
 

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::{
     audit,
     cluster::{
-        Cluster, Host, Namespace, component, condition, delete, edit, eventually, get, gone, our_finalizers, pilothouse,
-        until,
+        Cluster, Host, Namespace, component, condition, delete, edit, eventually, get, gone, our_finalizers,
+        pilothouse, until,
     },
     tripwire::{Place, Tripwire, When},
 };
@@ -132,7 +132,7 @@ fn holds(app: &DynamicObject, kind: &str) -> bool {
 async fn says(ns: &Namespace<'_>, name: &str, kind: &str, part: &str) -> Value {
     eventually(&format!("{kind} of {name} says {part:?}"), async || {
         let app = get(&ns.my_apps(), name).await?;
-        condition(&app, kind).filter(|condition| condition.to_string().contains(part)).cloned()
+        condition(&app, kind).filter(|condition| condition.to_string().contains(part))
     })
     .await
 }
@@ -173,7 +173,8 @@ async fn the_host_may_be_killed_before_during_and_after_each_call() {
                 wire.set(place, when, kill(&host));
                 ask_for(&ns, &name).await;
             }
-            eventually(&format!("the host is killed at {place:?}, {when:?}"), async || (!wire.is_set()).then_some(())).await;
+            eventually(&format!("the host is killed at {place:?}, {when:?}"), async || (!wire.is_set()).then_some(()))
+                .await;
             assert!(get(&ns.my_apps(), &name).await.is_some(), "it is gone in the midst of {place:?}, {when:?}");
             *host.lock().unwrap_or_else(PoisonError::into_inner) = Some(stage.cluster.run_host_with(&[], 1));
             if !in_cleanup {
@@ -223,11 +224,14 @@ async fn c06_what_is_gone_already_is_success_and_c72_what_does_not_answer_is_wai
 
     // A server that takes connections and is silent.
     stage.app(&ns, "hangs").await;
-    stage.database.pause();
+    stage.database.pause().expect("it is paused");
     delete(&ns.my_apps(), "hangs", PropagationPolicy::Background).await;
     let synced = says(&ns, "hangs", "Synced", "grant records").await;
-    assert!(synced["message"].to_string().contains("timeout") || synced["message"].to_string().contains("2s"), "{synced}");
-    stage.database.resume();
+    assert!(
+        synced["message"].to_string().contains("timeout") || synced["message"].to_string().contains("2s"),
+        "{synced}"
+    );
+    stage.database.go_on().expect("it goes on");
     stage.ends(&ns, "hangs").await;
     host.terminate();
 }
@@ -270,7 +274,8 @@ async fn credentials_are_never_seen_and_what_is_wrong_with_them_heals_without_a_
     stage.cluster.kubectl(&["delete", "secret", "myapp-database", "--namespace=pilothouse-system"]);
     delete(&ns.my_apps(), "abandoned", PropagationPolicy::Background).await;
     says(&ns, "abandoned", "Synced", "CredentialsMissing").await;
-    edit(&ns.my_apps(), "abandoned", json!({"metadata": {"annotations": {"pilothouse.dev/abandon-cleanup": "true"}}})).await;
+    edit(&ns.my_apps(), "abandoned", json!({"metadata": {"annotations": {"pilothouse.dev/abandon-cleanup": "true"}}}))
+        .await;
     gone(&ns.my_apps(), "abandoned").await;
     assert_eq!((stage.records(), stage.all_buckets()), (vec!["abandoned".to_owned()], vec!["abandoned".to_owned()]));
     let told = audit::requests(stage.cluster.control_plane.audit_log());
@@ -278,7 +283,12 @@ async fn credentials_are_never_seen_and_what_is_wrong_with_them_heals_without_a_
 
     // Everything that was logged, told or counted: none of it holds a secret.
     let mut seen = host.log_text() + &host.metrics().await;
-    seen += &stage.cluster.kubectl(&["get", "events,myapps,clusterreconcilers,configmaps", "--all-namespaces", "--output=json"]);
+    seen += &stage.cluster.kubectl(&[
+        "get",
+        "events,myapps,clusterreconcilers,configmaps",
+        "--all-namespaces",
+        "--output=json",
+    ]);
     for request in told.iter().filter(|request| request.resource != "secrets") {
         seen += &request.body.to_string();
     }

@@ -122,7 +122,8 @@ async fn hand_on(host: TcpStream, server: TcpStream, trap: &Arc<Mutex<Option<Tra
 
 /// Kills the host, and cuts the wire. What is on its way to the server has the time to arrive.
 async fn spring(trap: &Arc<Mutex<Option<Trap>>>, cut: &CancellationToken) {
-    if let Some(Trap { crash, .. }) = lock(trap).take() {
+    let sprung = lock(trap).take();
+    if let Some(Trap { crash, .. }) = sprung {
         tokio::task::spawn_blocking(crash).await.expect("the host can be killed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

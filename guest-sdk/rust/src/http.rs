@@ -349,7 +349,9 @@ impl Fake {
     fn send(request: Request) -> Result<Response, Error> {
         match FAKE.with_borrow(Clone::clone) {
             Some(fake) => fake.0(&request),
-            None => Err(Error::Denied(format!("grant {}: there is no host here; a test can give a fake", request.grant))),
+            None => {
+                Err(Error::Denied(format!("grant {}: there is no host here; a test can give a fake", request.grant)))
+            }
         }
     }
 }

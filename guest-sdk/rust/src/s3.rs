@@ -220,7 +220,13 @@ impl S3 {
     ///
     /// # Errors
     /// If it is not written, or that is not certain.
-    pub fn put_object(&self, bucket: &str, key: &str, content_type: &str, body: impl Into<Vec<u8>>) -> Result<(), Error> {
+    pub fn put_object(
+        &self,
+        bucket: &str,
+        key: &str,
+        content_type: &str,
+        body: impl Into<Vec<u8>>,
+    ) -> Result<(), Error> {
         let request = http::put(&self.grant, path(bucket, Some(key))).header("content-type", content_type).body(body);
         succeeded(self.asked("write an object in bucket", bucket), request.send()?).map(drop)
     }
@@ -321,7 +327,11 @@ fn text<'a>(asked: &str, answer: &'a Response) -> Result<&'a str, Error> {
 /// The key of an entry of a list; encoded like a URL, where the server does as it was asked.
 fn key(document: &str, entry: &str) -> String {
     let key = xml::text(entry, "Key").unwrap_or_default();
-    if xml::text(document, "EncodingType").is_some_and(|encoding| encoding == "url") { xml::decode_url(&key) } else { key }
+    if xml::text(document, "EncodingType").is_some_and(|encoding| encoding == "url") {
+        xml::decode_url(&key)
+    } else {
+        key
+    }
 }
 
 fn code_and_message(error: &str) -> (String, String) {

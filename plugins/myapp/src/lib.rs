@@ -106,7 +106,10 @@ impl Plugin for MyApp {
             .status(Status { available_replicas: found.as_ref().map_or(0, |found| found.status.available_replicas) })
             .condition(available(spec, found.as_ref()));
         let record = spec.database_id.as_ref().map(|id| ("RecordReady", outside::ensure_record(id, metadata)));
-        let bucket = spec.bucket_name.as_ref().map(|bucket| ("BucketReady", outside::ensure_bucket(bucket, config.bucket_region.as_deref())));
+        let bucket = spec
+            .bucket_name
+            .as_ref()
+            .map(|bucket| ("BucketReady", outside::ensure_bucket(bucket, config.bucket_region.as_deref())));
         Ok([record, bucket].into_iter().flatten().fold(desired, |desired, (kind, outcome)| match outcome {
             Ok(()) => desired.condition(Condition::new(kind, true, "Exists")),
             // What is in the cluster goes on without it; it is tried again, ever more slowly.
@@ -138,7 +141,8 @@ impl Finalize for MyApp {
             outside::delete_record(id, metadata)?;
             done.push(Condition::new(RECORD_DELETED, true, "Deleted"));
         }
-        let answer = |finalization: Finalization<Status>| done.iter().cloned().fold(finalization, Finalization::condition);
+        let answer =
+            |finalization: Finalization<Status>| done.iter().cloned().fold(finalization, Finalization::condition);
         let Some(bucket) = &spec.bucket_name else { return Ok(answer(Finalization::finished())) };
         if !done.is_empty() && !outside::shows(request.object(), RECORD_DELETED)? {
             // Seen by who wonders what it waits for, whatever becomes of the bucket.

@@ -139,6 +139,14 @@ impl Server {
         Ok(fs::write(self.path("buckets").join(bucket).join(key), content)?)
     }
 
+    /// Removes a bucket, with all that is in it, behind the server's back.
+    ///
+    /// # Errors
+    /// If there is no such bucket.
+    pub fn remove_bucket(&self, bucket: &str) -> Result<(), Error> {
+        Ok(fs::remove_dir_all(self.path("buckets").join(bucket))?)
+    }
+
     /// The requests that it has answered, a line each, as it logs them.
     ///
     /// # Errors

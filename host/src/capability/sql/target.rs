@@ -132,9 +132,10 @@ fn decoded(text: &str) -> Result<String, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crd::SecretRef;
 
     fn keys(keys: &[(&'static str, &str)]) -> Result<Target, Error> {
-        Target::new(&Content::with("apps", "db", "1", keys))
+        Target::new(&Content::with(&SecretRef { namespace: "apps".to_owned(), name: "db".to_owned() }, keys))
     }
 
     fn shown(target: &Target) -> String {

@@ -18,7 +18,8 @@ fn reach(server: &Server) -> Arc<Reach> {
     aws["region"] = json!(REGION);
     aws["service"] = json!("s3");
     let methods = ["GET", "HEAD", "PUT", "POST", "DELETE"];
-    let grant = grant(&server.url(), json!({ "methods": methods, "auth": { "awsSigV4": aws }, "ca": server.authority() }));
+    let grant =
+        grant(&server.url(), json!({ "methods": methods, "auth": { "awsSigV4": aws }, "ca": server.authority() }));
     Arc::new(Reach::new(json!([grant]), &KEYS))
 }
 
@@ -54,7 +55,11 @@ async fn a_bucket_comes_is_used_and_goes() {
             let keys = ["a b+c&d<e>'\"%41ä$@=:,;!*()~", "plain", "x/y z/w"];
             for key in keys {
                 s3.put_object("store", key, "text/plain", key).unwrap_or_else(|error| panic!("{key} {error}"));
-                assert_eq!(s3.get_object("store", key).map(|it| it.as_deref() == Some(key.as_bytes())), Ok(true), "{key}");
+                assert_eq!(
+                    s3.get_object("store", key).map(|it| it.as_deref() == Some(key.as_bytes())),
+                    Ok(true),
+                    "{key}"
+                );
             }
             let page = s3.list_objects("store", "", None).expect("it lists");
             assert_eq!(page.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), keys);
@@ -121,17 +126,17 @@ async fn who_is_refused_has_deleted_nothing_and_a_new_key_holds_at_once() {
     let mut server = Server::start(Options::default()).expect("it starts");
     let reach = reach(&server);
     as_plugin(&reach, |s3| s3.create_bucket("store", None)).await.expect("it is made");
-    reach.rotate(&[("accessKeyId", ACCESS_KEY_ID), ("secretAccessKey", "another")]);
+    reach.rotate(Some(&[("accessKeyId", ACCESS_KEY_ID), ("secretAccessKey", "another")]));
     let refused = as_plugin(&reach, |s3| s3.remove_bucket("store")).await;
     let is_refused = |code: &str| code == "SignatureDoesNotMatch";
     assert!(matches!(&refused, Err(Error::Refused { status: 403, code, .. }) if is_refused(code)), "{refused:?}");
-    reach.rotate(&[("accessKeyId", "nobody"), ("secretAccessKey", "another")]);
+    reach.rotate(Some(&[("accessKeyId", "nobody"), ("secretAccessKey", "another")]));
     let refused = as_plugin(&reach, |s3| s3.delete_bucket("store")).await;
     // This server says 404 to who it does not know; that is not the 404 of a bucket.
     assert!(matches!(&refused, Err(Error::Refused { status: 403 | 404, .. })), "{refused:?}");
     assert_eq!(server.buckets().expect("it has a folder"), ["store"]);
 
-    reach.rotate(&KEYS);
+    reach.rotate(Some(&KEYS));
     server.stop();
     let unreachable = as_plugin(&reach, |s3| s3.remove_bucket("store")).await;
     assert!(matches!(unreachable, Err(Error::Http(_))), "{unreachable:?}");
