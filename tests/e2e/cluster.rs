@@ -152,8 +152,9 @@ impl Cluster {
                 "--health-probe-bind-address=127.0.0.1:0",
                 "--metrics-bind-address=127.0.0.1:0",
                 "--log-format=json",
-                "--log=info,pilothouse=debug",
             ])
+            // Unless the test wants to see more.
+            .args((!arguments.iter().any(|it| it.starts_with("--log="))).then_some("--log=info,pilothouse=debug"))
             .args(arguments)
             .env("KUBECONFIG", kubeconfig)
             // Hosts on a cluster share what they have compiled.
