@@ -61,7 +61,10 @@ async fn c57_a_private_authority_is_trusted_where_the_host_was_given_it() {
     let trusting = Registries::new(&reach(&registry, true)).unwrap();
     trusting.push(&place, component("a"), &nobody()).await.unwrap();
     let error = Registries::new(&Default::default()).unwrap().resolve(&place, &nobody()).await.unwrap_err();
-    assert!(matches!(&error, Error::Connection { source: connection::Error::Broken(Broken::Tls { .. }), .. }), "{error}");
+    assert!(
+        matches!(&error, Error::Connection { source: connection::Error::Broken(Broken::Tls { .. }), .. }),
+        "{error}"
+    );
     let text = told(&error);
     assert!(text.contains("UnknownIssuer") && text.contains("--registry-ca"), "{text}");
     assert!(text.contains(&registry.host()) && text.contains("plugin"), "{text}");
@@ -94,13 +97,19 @@ async fn c57_what_is_not_there_is_named() {
 async fn c57_a_name_that_nobody_knows_and_a_port_where_nobody_listens_are_told_apart() {
     let registries = Registries::new(&Default::default()).unwrap();
     let unknown = registries.resolve(&reference("registry.invalid/plugin:1.0"), &nobody()).await.unwrap_err();
-    assert!(matches!(&unknown, Error::Connection { source: connection::Error::Broken(Broken::Name { .. }), .. }), "{unknown}");
+    assert!(
+        matches!(&unknown, Error::Connection { source: connection::Error::Broken(Broken::Name { .. }), .. }),
+        "{unknown}"
+    );
     assert!(told(&unknown).contains("failed to look up the name registry.invalid"), "{}", told(&unknown));
 
     let (mut registry, registries) = open();
     registry.stop();
     let refused = registries.resolve(&at(&registry, "plugin:1.0"), &nobody()).await.unwrap_err();
-    assert!(matches!(&refused, Error::Connection { source: connection::Error::Broken(Broken::Connect { .. }), .. }), "{refused}");
+    assert!(
+        matches!(&refused, Error::Connection { source: connection::Error::Broken(Broken::Connect { .. }), .. }),
+        "{refused}"
+    );
     assert!(told(&refused).contains("Connection refused"), "{}", told(&refused));
 }
 

@@ -37,7 +37,8 @@ pub fn identifier(prefix: &str, parent: &Metadata) -> Result<String, Failure> {
 }
 
 fn name(prefix: &str, separator: char, parent: &Metadata) -> Result<String, Failure> {
-    let is_plain = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == separator;
+    let is_plain =
+        |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == separator;
     let is_good = (1..=MAX_PREFIX).contains(&prefix.len())
         && prefix.chars().all(is_plain)
         && prefix.starts_with(|first: char| first.is_ascii_lowercase())

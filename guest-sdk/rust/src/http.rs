@@ -316,10 +316,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+#[cfg(not(target_family = "wasm"))]
+type Answer = dyn Fn(&Request) -> Result<Response, Error>;
+
 /// What answers where there is no host.
 #[cfg(not(target_family = "wasm"))]
 #[derive(Clone)]
-pub(crate) struct Fake(std::rc::Rc<dyn Fn(&Request) -> Result<Response, Error>>);
+pub(crate) struct Fake(std::rc::Rc<Answer>);
 
 #[cfg(not(target_family = "wasm"))]
 impl fmt::Debug for Fake {
@@ -349,7 +352,9 @@ impl Fake {
     fn send(request: Request) -> Result<Response, Error> {
         match FAKE.with_borrow(Clone::clone) {
             Some(fake) => fake.0(&request),
-            None => Err(Error::Denied(format!("grant {}: there is no host here; a test can give a fake", request.grant))),
+            None => {
+                Err(Error::Denied(format!("grant {}: there is no host here; a test can give a fake", request.grant)))
+            }
         }
     }
 }

@@ -88,7 +88,8 @@ pub(super) fn decode_url(text: &str) -> String {
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
         let mut ahead = rest.clone();
-        let mut digit = || ahead.next().and_then(|byte| char::from(byte).to_digit(16)).and_then(|it| u8::try_from(it).ok());
+        let mut digit =
+            || ahead.next().and_then(|byte| char::from(byte).to_digit(16)).and_then(|it| u8::try_from(it).ok());
         match (byte, digit(), digit()) {
             (b'%', Some(high), Some(low)) => {
                 bytes.push(high << 4 | low);
@@ -142,7 +143,9 @@ mod tests {
 
     #[test]
     fn keys_are_decoded_as_those_of_forms() {
-        for (encoded, key) in [("a%2Fb+c", "a/b c"), ("%C3%A4", "ä"), ("100%", "100%"), ("%zz%4", "%zz%4"), ("%2B", "+")] {
+        for (encoded, key) in
+            [("a%2Fb+c", "a/b c"), ("%C3%A4", "ä"), ("100%", "100%"), ("%zz%4", "%zz%4"), ("%2B", "+")]
+        {
             assert_eq!(decode_url(encoded), key);
         }
     }

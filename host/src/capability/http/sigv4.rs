@@ -26,11 +26,7 @@ impl Signer<'_> {
     ///
     /// # Errors
     /// If a part of the credentials is no text for a header.
-    pub(super) fn sign(
-        &self,
-        request: &mut Request<Bytes>,
-        now: Timestamp,
-    ) -> Result<(), header::InvalidHeaderValue> {
+    pub(super) fn sign(&self, request: &mut Request<Bytes>, now: Timestamp) -> Result<(), header::InvalidHeaderValue> {
         let time = now.strftime("%Y%m%dT%H%M%SZ").to_string();
         let day = now.strftime("%Y%m%d").to_string();
         let is_s3 = self.service == "s3";
@@ -57,7 +53,8 @@ impl Signer<'_> {
         }
         let signature = hex(hmac::sign(&key, to_sign.as_bytes()).as_ref());
         let who = self.access_key_id;
-        let authorization = format!("{ALGORITHM} Credential={who}/{scope}, SignedHeaders={names}, Signature={signature}");
+        let authorization =
+            format!("{ALGORITHM} Credential={who}/{scope}, SignedHeaders={names}, Signature={signature}");
         request.headers_mut().insert(header::AUTHORIZATION, sensitive(&authorization)?);
         Ok(())
     }
@@ -76,7 +73,12 @@ fn signed_headers(headers: &header::HeaderMap) -> BTreeMap<&str, String> {
     for (name, value) in headers.iter().filter(|(name, _)| !matches!(*name, &header::USER_AGENT)) {
         let value = String::from_utf8_lossy(value.as_bytes());
         let value = value.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
-        signed.entry(HeaderName::as_str(name)).and_modify(|all| { let _ = write!(all, ",{value}"); }).or_insert(value);
+        signed
+            .entry(HeaderName::as_str(name))
+            .and_modify(|all| {
+                let _ = write!(all, ",{value}");
+            })
+            .or_insert(value);
     }
     signed
 }
@@ -103,7 +105,8 @@ fn canonical_path(path: &str, is_s3: bool) -> String {
     if is_s3 {
         return path.split('/').map(|segment| encode(&decode(segment))).collect::<Vec<_>>().join("/");
     }
-    let mut segments: Vec<_> = path.split('/').filter(|segment| !segment.is_empty()).map(|it| encode(it.as_bytes())).collect();
+    let mut segments: Vec<_> =
+        path.split('/').filter(|segment| !segment.is_empty()).map(|it| encode(it.as_bytes())).collect();
     if path.ends_with('/') {
         segments.push(String::new());
     }
@@ -160,7 +163,14 @@ mod tests {
     use super::*;
 
     /// Signs, and gives what comes behind `SignedHeaders=`.
-    fn signature(signer: &Signer<'_>, now: &str, method: &str, uri: &str, headers: &[(&str, &str)], body: &str) -> String {
+    fn signature(
+        signer: &Signer<'_>,
+        now: &str,
+        method: &str,
+        uri: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> String {
         let mut request = Request::new(Bytes::from(body.to_owned()));
         *request.method_mut() = method.parse().expect(method);
         *request.uri_mut() = uri.parse().expect(uri);
@@ -185,16 +195,70 @@ mod tests {
         };
         let header1 = |values: &[&'static str]| values.iter().map(|value| ("My-Header1", *value)).collect::<Vec<_>>();
         let unreserved = "-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-        let cases: [(&str, &str, Vec<(&str, &str)>, Option<&str>, &str); 9] = [
-            ("GET", "/", vec![], None, "host;x-amz-date, Signature=5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"),
-            ("GET", "/?Param1=value1", vec![], None, "host;x-amz-date, Signature=a67d582fa61cc504c4bae71f336f98b97f1ea3c7a6bfe1b6e45aec72011b9aeb"),
-            ("GET", "/?Param2=value2&Param1=value1", vec![], None, "host;x-amz-date, Signature=b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500"),
-            ("GET", &format!("/?{unreserved}={unreserved}"), vec![], None, "host;x-amz-date, Signature=9c3e54bfcdf0b19771a7f523ee5669cdf59bc7cc0884027167c21bb143a40197"),
-            ("GET", "//example//", vec![], None, "host;x-amz-date, Signature=9a624bd73a37c9a373b5312afbebe7a714a789de108f0bdfe846570885f57e84"),
-            ("POST", "/", header1(&["value1"]), None, "host;my-header1;x-amz-date, Signature=c5410059b04c1ee005303aed430f6e6645f61f4dc9e1461ec8f8916fdf18852c"),
-            ("GET", "/", header1(&["value2", "value2", "value1"]), None, "host;my-header1;x-amz-date, Signature=c9d5ea9f3f72853aea855b47ea873832890dbdd183b4468f858259531a5138ea"),
-            ("GET", "/", vec![("My-Header1", " value1"), ("My-Header2", " \"a   b   c\"")], None, "host;my-header1;my-header2;x-amz-date, Signature=acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736"),
-            ("GET", "/", vec![], Some(TOKEN), "host;x-amz-date;x-amz-security-token, Signature=07ec1639c89043aa0e3e2de82b96708f198cceab042d4a97044c66dd9f74e7f8"),
+        let cases = [
+            (
+                "GET",
+                "/",
+                vec![],
+                None,
+                "host;x-amz-date, Signature=5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31",
+            ),
+            (
+                "GET",
+                "/?Param1=value1",
+                vec![],
+                None,
+                "host;x-amz-date, Signature=a67d582fa61cc504c4bae71f336f98b97f1ea3c7a6bfe1b6e45aec72011b9aeb",
+            ),
+            (
+                "GET",
+                "/?Param2=value2&Param1=value1",
+                vec![],
+                None,
+                "host;x-amz-date, Signature=b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500",
+            ),
+            (
+                "GET",
+                &format!("/?{unreserved}={unreserved}"),
+                vec![],
+                None,
+                "host;x-amz-date, Signature=9c3e54bfcdf0b19771a7f523ee5669cdf59bc7cc0884027167c21bb143a40197",
+            ),
+            (
+                "GET",
+                "//example//",
+                vec![],
+                None,
+                "host;x-amz-date, Signature=9a624bd73a37c9a373b5312afbebe7a714a789de108f0bdfe846570885f57e84",
+            ),
+            (
+                "POST",
+                "/",
+                header1(&["value1"]),
+                None,
+                "host;my-header1;x-amz-date, Signature=c5410059b04c1ee005303aed430f6e6645f61f4dc9e1461ec8f8916fdf18852c",
+            ),
+            (
+                "GET",
+                "/",
+                header1(&["value2", "value2", "value1"]),
+                None,
+                "host;my-header1;x-amz-date, Signature=c9d5ea9f3f72853aea855b47ea873832890dbdd183b4468f858259531a5138ea",
+            ),
+            (
+                "GET",
+                "/",
+                vec![("My-Header1", " value1"), ("My-Header2", " \"a   b   c\"")],
+                None,
+                "host;my-header1;my-header2;x-amz-date, Signature=acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736",
+            ),
+            (
+                "GET",
+                "/",
+                vec![],
+                Some(TOKEN),
+                "host;x-amz-date;x-amz-security-token, Signature=07ec1639c89043aa0e3e2de82b96708f198cceab042d4a97044c66dd9f74e7f8",
+            ),
         ];
         for (method, uri, headers, token, expected) in cases {
             let headers = [vec![("Host", "example.amazonaws.com")], headers].concat();
@@ -212,21 +276,43 @@ mod tests {
             region: "us-east-1",
             service: "s3",
         };
-        let cases: [(&str, &str, &[(&str, &str)], &str, &str); 4] = [
-            ("GET", "/test.txt", &[("Range", "bytes=0-9")], "", "host;range;x-amz-content-sha256;x-amz-date, Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"),
+        let cases = [
+            (
+                "GET",
+                "/test.txt",
+                vec![("Range", "bytes=0-9")],
+                "",
+                "host;range;x-amz-content-sha256;x-amz-date, Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+            ),
             (
                 "PUT",
                 "/test$file.text",
-                &[("Date", "Fri, 24 May 2013 00:00:00 GMT"), ("x-amz-storage-class", "REDUCED_REDUNDANCY")],
+                vec![("Date", "Fri, 24 May 2013 00:00:00 GMT"), ("x-amz-storage-class", "REDUCED_REDUNDANCY")],
                 "Welcome to Amazon S3.",
                 "date;host;x-amz-content-sha256;x-amz-date;x-amz-storage-class, Signature=98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
             ),
-            ("GET", "/?lifecycle", &[], "", "host;x-amz-content-sha256;x-amz-date, Signature=fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"),
-            ("GET", "/?max-keys=2&prefix=J", &[], "", "host;x-amz-content-sha256;x-amz-date, Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"),
+            (
+                "GET",
+                "/?lifecycle",
+                vec![],
+                "",
+                "host;x-amz-content-sha256;x-amz-date, Signature=fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
+            ),
+            (
+                "GET",
+                "/?max-keys=2&prefix=J",
+                vec![],
+                "",
+                "host;x-amz-content-sha256;x-amz-date, Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+            ),
         ];
         for (method, uri, headers, body, expected) in cases {
-            let headers = [&[("Host", "examplebucket.s3.amazonaws.com")], headers].concat();
-            assert_eq!(signature(&signer, "2013-05-24T00:00:00Z", method, uri, &headers, body), expected, "{method} {uri}");
+            let headers = [vec![("Host", "examplebucket.s3.amazonaws.com")], headers].concat();
+            assert_eq!(
+                signature(&signer, "2013-05-24T00:00:00Z", method, uri, &headers, body),
+                expected,
+                "{method} {uri}"
+            );
         }
     }
 

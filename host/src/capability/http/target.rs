@@ -23,7 +23,9 @@ pub(super) struct Place {
 /// Why it is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
-    #[error("its url {0:?} cannot be used: it has to be a scheme (http or https), a host, and a path if there is one, as in https://api.example.com/v1")]
+    #[error(
+        "its url {0:?} cannot be used: it has to be a scheme (http or https), a host, and a path if there is one, as in https://api.example.com/v1"
+    )]
     Url(String),
     #[error("the target {0:?} has to begin with a slash: it is a path from the root of the host, and no URL")]
     Absolute(String),
@@ -33,7 +35,9 @@ pub(super) enum Error {
     Character(char),
     #[error("the target has a % that is not followed by two hexadecimal digits")]
     Escape,
-    #[error("the path {0:?} has an encoded dot, slash, backslash or control character, which servers read in different ways")]
+    #[error(
+        "the path {0:?} has an encoded dot, slash, backslash or control character, which servers read in different ways"
+    )]
     Encoded(String),
     #[error("the path {0:?} has a segment . or ..")]
     Dots(String),
@@ -166,12 +170,17 @@ mod tests {
     #[test]
     fn what_is_at_or_below_the_path_is_asked_for() {
         let place = place("https://api.example.com/v1");
-        for target in ["/v1", "/v1/", "/v1/things?name=a/../b", "/v1?x=%2e%2e", "/v1//x", "/v1/a.b/...", "/v1/%20+:@x;y=1"] {
+        for target in
+            ["/v1", "/v1/", "/v1/things?name=a/../b", "/v1?x=%2e%2e", "/v1//x", "/v1/a.b/...", "/v1/%20+:@x;y=1"]
+        {
             assert_eq!(place.check(target), Ok(()), "{target}");
         }
         for target in ["/", "/v2", "/v1x", "/V1", "/%76%31/x", "//v1", "/?x=/v1", "//api.example.com/v1"] {
             let refused = place.check(target);
-            assert!(matches!(&refused, Err(Error::Outside { allowed, .. }) if allowed == "/v1/"), "{target} {refused:?}");
+            assert!(
+                matches!(&refused, Err(Error::Outside { allowed, .. }) if allowed == "/v1/"),
+                "{target} {refused:?}"
+            );
         }
         assert_eq!(self::place("https://api.example.com").check("/anything"), Ok(()));
     }

@@ -113,7 +113,8 @@ async fn what_is_not_granted_is_refused_counted_and_logged_once_and_no_byte_is_s
     let server = Server::start(|_| Answer::say(200, "")).await;
     let port = server.port();
     let header = json!({ "header": { "name": "X-Api-Key", "secretRef": secret_ref()["secretRef"] } });
-    let named = |name: &str, url: &str, networks: &[&str]| json!({ "name": name, "url": url, "allowNetworks": networks });
+    let named =
+        |name: &str, url: &str, networks: &[&str]| json!({ "name": name, "url": url, "allowNetworks": networks });
     let reach = Reach::new(
         json!([
             grant(&format!("{}/v1", server.url()), json!({ "auth": header, "maxRequest": "8" })),
@@ -174,13 +175,13 @@ async fn what_is_not_granted_is_refused_counted_and_logged_once_and_no_byte_is_s
 #[tokio::test]
 async fn what_is_sent_is_what_was_asked_for_and_what_the_host_adds() {
     let server = Server::start(|_| {
-        let head = "HTTP/1.1 201 Created\r\nContent-Length: 2\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\nX-Mine: 1\r\n\r\n";
+        let head =
+            "HTTP/1.1 201 Created\r\nContent-Length: 2\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\nX-Mine: 1\r\n\r\n";
         Answer::Say(format!("{head}ok").into_bytes())
     })
     .await;
     let more = json!({ "methods": ["PUT"], "auth": { "basic": secret_ref() } });
-    let reach =
-        Reach::new(json!([grant(&server.url(), more)]), &[("username", "tester"), ("password", "first\n")]);
+    let reach = Reach::new(json!([grant(&server.url(), more)]), &[("username", "tester"), ("password", "first\n")]);
     let request = Request {
         method: "PUT".to_owned(),
         headers: vec![("Accept".to_owned(), "text/plain".to_owned())],
@@ -285,7 +286,8 @@ async fn what_goes_wrong_has_a_name() {
 #[tokio::test]
 async fn an_answer_that_is_too_large_is_not_read_to_its_end() {
     let piece = "x".repeat(1000);
-    let chunks = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{}", format!("3e8\r\n{piece}\r\n").repeat(20));
+    let chunks =
+        format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{}", format!("3e8\r\n{piece}\r\n").repeat(20));
     let announced = b"HTTP/1.1 200 OK\r\nContent-Length: 5001\r\n\r\n".to_vec();
     let head = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
     for answer in [chunks.into_bytes(), announced, head.into_bytes()] {
@@ -345,10 +347,9 @@ async fn a_server_has_to_prove_its_name_by_an_authority_that_the_grant_trusts() 
 async fn credentials_are_added_as_they_are_now_and_nothing_is_sent_without() {
     let server = Server::start(|_| Answer::say(200, "")).await;
     let header = json!({ "header": { "name": "X-Api-Key", "secretRef": secret_ref()["secretRef"] } });
-    for (auth, key, expected) in [
-        (json!({ "bearer": secret_ref() }), "token", "authorization: bearer "),
-        (header, "value", "x-api-key: "),
-    ] {
+    for (auth, key, expected) in
+        [(json!({ "bearer": secret_ref() }), "token", "authorization: bearer "), (header, "value", "x-api-key: ")]
+    {
         let reach = Reach::new(json!([grant(&server.url(), json!({ "auth": auth }))]), &[(key, "first")]);
         let sent = || server.requests().last().expect("there was one").to_ascii_lowercase();
         reach.send(get("/")).await.expect("it is granted");
@@ -395,8 +396,15 @@ async fn credentials_are_in_no_error_and_no_log() {
     aws["region"] = json!("us-east-1");
     aws["service"] = json!("s3");
     let mut told = String::new();
-    for auth in [json!({ "bearer": secret_ref() }), json!({ "basic": secret_ref() }), header, json!({ "awsSigV4": aws })] {
-        let urls = [early.url(), hanging.url(), format!("https://localhost:{}", tls.port()), "http://nobody.invalid".to_owned()];
+    for auth in
+        [json!({ "bearer": secret_ref() }), json!({ "basic": secret_ref() }), header, json!({ "awsSigV4": aws })]
+    {
+        let urls = [
+            early.url(),
+            hanging.url(),
+            format!("https://localhost:{}", tls.port()),
+            "http://nobody.invalid".to_owned(),
+        ];
         for url in urls {
             let reach = Reach::new(json!([grant(&url, json!({ "auth": auth, "timeout": "200ms" }))]), &secret);
             told += &format!("{:?}\n", reach.send(get("/")).await.expect_err("there is no good server"));

@@ -18,7 +18,8 @@ fn reach(server: &Server) -> Arc<Reach> {
     aws["region"] = json!(REGION);
     aws["service"] = json!("s3");
     let methods = ["GET", "HEAD", "PUT", "POST", "DELETE"];
-    let grant = grant(&server.url(), json!({ "methods": methods, "auth": { "awsSigV4": aws }, "ca": server.authority() }));
+    let grant =
+        grant(&server.url(), json!({ "methods": methods, "auth": { "awsSigV4": aws }, "ca": server.authority() }));
     Arc::new(Reach::new(json!([grant]), &KEYS))
 }
 
@@ -54,7 +55,11 @@ async fn a_bucket_comes_is_used_and_goes() {
             let keys = ["a b+c&d<e>'\"%41ä$@=:,;!*()~", "plain", "x/y z/w"];
             for key in keys {
                 s3.put_object("store", key, "text/plain", key).unwrap_or_else(|error| panic!("{key} {error}"));
-                assert_eq!(s3.get_object("store", key).map(|it| it.as_deref() == Some(key.as_bytes())), Ok(true), "{key}");
+                assert_eq!(
+                    s3.get_object("store", key).map(|it| it.as_deref() == Some(key.as_bytes())),
+                    Ok(true),
+                    "{key}"
+                );
             }
             let page = s3.list_objects("store", "", None).expect("it lists");
             assert_eq!(page.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), keys);
