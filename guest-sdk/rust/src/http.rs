@@ -316,10 +316,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+#[cfg(not(target_family = "wasm"))]
+type Answer = dyn Fn(&Request) -> Result<Response, Error>;
+
 /// What answers where there is no host.
 #[cfg(not(target_family = "wasm"))]
 #[derive(Clone)]
-pub(crate) struct Fake(std::rc::Rc<dyn Fn(&Request) -> Result<Response, Error>>);
+pub(crate) struct Fake(std::rc::Rc<Answer>);
 
 #[cfg(not(target_family = "wasm"))]
 impl fmt::Debug for Fake {

@@ -359,3 +359,93 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::with_http;
+
+    fn answered<T>(status: u16, code: &str, ask: impl FnOnce(S3) -> T) -> T {
+        let body = if code.is_empty() {
+            String::new()
+        } else {
+            format!("<Error><Code>{code}</Code><Message>It says &lt;no&gt;.</Message></Error>")
+        };
+        let answer = Response::new(status).with_body(body);
+        with_http(move |_| Ok(answer.clone()), || ask(S3::new("storage")))
+    }
+
+    #[test]
+    fn only_that_there_is_nothing_is_gone() {
+        for (status, code) in [(204, ""), (200, ""), (404, ""), (404, "NoSuchBucket"), (404, "NoSuchKey")] {
+            assert_eq!(answered(status, code, |s3| s3.delete_bucket("a")), Ok(Deleted::Gone), "{status} {code}");
+            assert_eq!(answered(status, code, |s3| s3.delete_object("a", "b")), Ok(()), "{status} {code}");
+        }
+        for (status, code) in [
+            (301, "PermanentRedirect"),
+            (400, "InvalidBucketName"),
+            (401, ""),
+            (403, "AccessDenied"),
+            (403, "SignatureDoesNotMatch"),
+            (404, "NoSuchUser"),
+            (409, "OperationAborted"),
+            (429, "TooManyRequests"),
+            (500, "InternalError"),
+            (503, "SlowDown"),
+        ] {
+            let is_refused = |error: &Error| matches!(error, Error::Refused { status: known, code: said, .. } if *known == status && said == code);
+            let deleted = answered(status, code, |s3| s3.delete_bucket("a")).unwrap_err();
+            assert!(is_refused(&deleted), "{deleted}");
+            let deleted = answered(status, code, |s3| s3.delete_object("a", "b")).unwrap_err();
+            assert!(is_refused(&deleted), "{deleted}");
+            let removed = answered(status, code, |s3| s3.remove_bucket("a")).unwrap_err();
+            assert!(is_refused(&removed), "{removed}");
+        }
+        // A page of somebody else's.
+        let page = Response::new(404).with_body("<html>Not Found</html>");
+        let deleted = with_http(move |_| Ok(page.clone()), || S3::new("storage").delete_bucket("a"));
+        assert!(matches!(deleted, Err(Error::Refused { status: 404, .. })), "{deleted:?}");
+        let broken = |_: &http::Request| Err(http::Error::Timeout("grant storage: late".to_owned()));
+        assert!(matches!(with_http(broken, || S3::new("storage").remove_bucket("a")), Err(Error::Http(_))));
+    }
+
+    #[test]
+    fn a_bucket_that_is_ours_is_made_and_one_of_somebody_else_is_not() {
+        assert_eq!(answered(200, "", |s3| s3.create_bucket("a", None)), Ok(()));
+        assert_eq!(answered(409, "BucketAlreadyOwnedByYou", |s3| s3.create_bucket("a", None)), Ok(()));
+        let error = answered(409, "BucketAlreadyExists", |s3| s3.create_bucket("a", None)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot create bucket a by grant storage: 409 BucketAlreadyExists: It says <no>."
+        );
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_deleted_stops_it_and_one_that_is_gone_does_not() {
+        let bucket = |code: &'static str| {
+            move |request: &http::Request| {
+                let list = "<ListVersionsResult><EncodingType>url</EncodingType><Version><Key>a%26b</Key><VersionId>1</VersionId></Version>\
+                    <DeleteMarker><Key>c</Key><VersionId>2</VersionId></DeleteMarker></ListVersionsResult>";
+                let error = format!("<DeleteResult><Error><Key>c</Key><Code>{code}</Code></Error></DeleteResult>");
+                if request.method == "GET" {
+                    return Ok(Response::new(200).with_body(list));
+                }
+                assert_eq!((request.method.as_str(), request.target.as_str()), ("POST", "/a?delete="));
+                let asked = "<Delete><Quiet>true</Quiet><Object><Key>a&amp;b</Key><VersionId>1</VersionId></Object>\
+                    <Object><Key>c</Key><VersionId>2</VersionId></Object></Delete>";
+                assert_eq!(String::from_utf8_lossy(&request.body), asked);
+                Ok(Response::new(200).with_body(error))
+            }
+        };
+        let emptied = with_http(bucket("NoSuchVersion"), || S3::new("storage").empty_bucket("a"));
+        assert_eq!(emptied, Ok(Deleted::NotEmpty), "another look says whether that was all");
+        let locked = with_http(bucket("AccessDenied"), || S3::new("storage").remove_bucket("a"));
+        assert!(matches!(&locked, Err(Error::Refused { code, .. }) if code == "AccessDenied"), "{locked:?}");
+    }
+
+    #[test]
+    fn a_key_is_a_path() {
+        assert_eq!(path("a", None), "/a");
+        assert_eq!(path("a", Some("b c/d%//e+")), "/a/b%20c/d%25//e%2B");
+    }
+}

@@ -195,7 +195,7 @@ mod tests {
         };
         let header1 = |values: &[&'static str]| values.iter().map(|value| ("My-Header1", *value)).collect::<Vec<_>>();
         let unreserved = "-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-        let cases: [(&str, &str, Vec<(&str, &str)>, Option<&str>, &str); 9] = [
+        let cases = [
             (
                 "GET",
                 "/",
@@ -276,38 +276,38 @@ mod tests {
             region: "us-east-1",
             service: "s3",
         };
-        let cases: [(&str, &str, &[(&str, &str)], &str, &str); 4] = [
+        let cases = [
             (
                 "GET",
                 "/test.txt",
-                &[("Range", "bytes=0-9")],
+                vec![("Range", "bytes=0-9")],
                 "",
                 "host;range;x-amz-content-sha256;x-amz-date, Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
             ),
             (
                 "PUT",
                 "/test$file.text",
-                &[("Date", "Fri, 24 May 2013 00:00:00 GMT"), ("x-amz-storage-class", "REDUCED_REDUNDANCY")],
+                vec![("Date", "Fri, 24 May 2013 00:00:00 GMT"), ("x-amz-storage-class", "REDUCED_REDUNDANCY")],
                 "Welcome to Amazon S3.",
                 "date;host;x-amz-content-sha256;x-amz-date;x-amz-storage-class, Signature=98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
             ),
             (
                 "GET",
                 "/?lifecycle",
-                &[],
+                vec![],
                 "",
                 "host;x-amz-content-sha256;x-amz-date, Signature=fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
             ),
             (
                 "GET",
                 "/?max-keys=2&prefix=J",
-                &[],
+                vec![],
                 "",
                 "host;x-amz-content-sha256;x-amz-date, Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
             ),
         ];
         for (method, uri, headers, body, expected) in cases {
-            let headers = [&[("Host", "examplebucket.s3.amazonaws.com")], headers].concat();
+            let headers = [vec![("Host", "examplebucket.s3.amazonaws.com")], headers].concat();
             assert_eq!(
                 signature(&signer, "2013-05-24T00:00:00Z", method, uri, &headers, body),
                 expected,
