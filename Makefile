@@ -19,7 +19,7 @@ help: ## List the targets
 	awk -F ':.*## ' -v bold="$$bold" -v plain="$$plain" \
 	  '/^[a-z-]+:.*## / { printf "  %s%-19s%s %s\n", bold, $$1, plain, $$2 }' $(MAKEFILE_LIST)
 
-demo: build plugins $(if $(USE_CLUSTER),,control-plane registry-server) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
+demo: build plugins postgres s3 $(if $(USE_CLUSTER),,control-plane registry-server) ## Show the main job on a real Kubernetes (USE_CLUSTER=1: on that of your kubeconfig)
 	@tests/demo.sh
 
 test: build plugins guests control-plane registry postgres s3 ## Format, lint, and run all tests; what CI runs

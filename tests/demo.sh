@@ -26,6 +26,8 @@ audit_log=   # of the control plane, if it is ours
 control_pid= # of the control plane, if it is ours
 registry=    # host and port of a registry of images, where there is one
 registry_pid=
+servers_pid= # of PostgreSQL and the S3 server
+buckets=     # the folder of the latter
 host_pid=
 watch_pid=
 installed=  # set once something of ours may be in the cluster
@@ -120,9 +122,11 @@ settled_at() {
     is myapp/web .status.availableReplicas "$1" && is myapp/web '.status.conditions[?(@.type=="Ready")].status' True
 }
 
-# How often the host has written anything; only a control plane of ours tells.
+# How often the host has written anything; only a control plane of ours tells. How its parents are it tells on the reconciler, at most
+# every ten seconds: that may come later than what it is about.
 host_writes() {
-  [[ -z $audit_log ]] || grep -E '"verb":"(create|update|patch|delete)"' "$audit_log" | grep -c '"userAgent":"pilothouse/' || true
+  [[ -z $audit_log ]] || grep -E '"verb":"(create|update|patch|delete)"' "$audit_log" | grep -v '"resource":"clusterreconcilers"' |
+    grep -c '"userAgent":"pilothouse/' || true
 }
 
 # That, and all that somebody could have written to the Deployment.
@@ -188,6 +192,52 @@ start_registry() {
   registry=$(sed -n 's/.*listening on \([0-9.:]*\).*/\1/p' registry.log | head -n 1)
 }
 
+# What is outside of the cluster: a database and an S3 server.
+start_servers() {
+  local line='' limit=$((SECONDS + 60))
+  mkfifo to-servers
+  servers <to-servers >servers.json 2>servers.log 7>&- 8>&- 9>&- &
+  servers_pid=$!
+  exec 6>to-servers # they end when this is closed
+  until [[ -s servers.json ]]; do
+    if ((SECONDS >= limit)) || ! kill -0 "$servers_pid" 2>/dev/null; then
+      fail "PostgreSQL and the S3 server did not start: $(cat servers.log)"
+    fi
+    sleep 0.1
+  done
+  line=$(head -n 1 servers.json)
+  buckets=$(text_of folder <<<"$line")
+  database=$(text_of database <<<"$line")
+  export database buckets
+  cat >grants.yaml <<END
+sql:
+  - name: records
+    engine: postgres
+    access: Write
+    secretRef: {namespace: pilothouse-system, name: myapp-database}
+http:
+  - name: buckets
+    url: $(text_of buckets <<<"$line")
+    methods: [GET, HEAD, PUT, POST, DELETE]
+    timeout: 2s
+    allowNetworks: [127.0.0.0/8]
+    auth: {awsSigV4: {region: $(text_of region <<<"$line"), service: s3, secretRef: {namespace: pilothouse-system, name: myapp-buckets}}}
+END
+  kubectl create secret generic myapp-database --namespace pilothouse-system --dry-run=client -o yaml \
+    --from-literal "uri=$database" >secrets.yaml
+  say --- >>secrets.yaml
+  kubectl create secret generic myapp-buckets --namespace pilothouse-system --dry-run=client -o yaml \
+    --from-literal "accessKeyId=$(text_of accessKeyId <<<"$line")" --from-literal "secretAccessKey=$(text_of secretAccessKey <<<"$line")" >>secrets.yaml
+}
+
+# Tells them to do something, and waits until it is done.
+tell_servers() {
+  local before
+  before=$(wc -l <servers.json)
+  say "$1" >&6
+  eventually 20 "$1" has_lines servers.json $((before + 1))
+}
+
 # A text in a line of JSON.
 text_of() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p"; }
 
@@ -251,6 +301,8 @@ clean_up() {
   [[ -z $use_cluster || -z $installed ]] || uninstall
   end "$host_pid"
   end "$registry_pid"
+  exec 6>&-
+  [[ -z $servers_pid ]] || wait "$servers_pid" 2>/dev/null
   exec 9>&-
   [[ -z $control_pid ]] || wait "$control_pid" 2>/dev/null
   cd "$root" || exit
@@ -284,8 +336,8 @@ uninstall() {
   if [[ -z $left ]]; then say "Nothing is left."; else say "Still there, please look at it:" "$left"; fi
 }
 
-# Deletes all objects of a kind. Without a host nobody takes our finalizers off them; MyApp makes nothing outside the cluster,
-# so this may.
+# Deletes all objects of a kind. Without a host nobody takes our finalizers off them; what MyApps have outside of the cluster goes with
+# the servers of the demo, so this may.
 delete_all() {
   local object
   kubectl delete "$1" --all --wait=false 2>/dev/null
@@ -323,7 +375,10 @@ install_host() {
 
 install_plugin() {
   say "The plugin is one WebAssembly file. From it come the CRD of MyApp, an account for it, and the rights of that account:"
-  show "pilothouse manifests myapp.wasm >manifests.yaml && kubectl apply --server-side -f manifests.yaml"
+  say "What it may reach outside of the cluster is granted to it, and the credentials are in Secrets that it never sees:"
+  look "cat grants.yaml"
+  show "kubectl apply --server-side -f secrets.yaml"
+  show "pilothouse manifests myapp.wasm --grants grants.yaml >manifests.yaml && kubectl apply --server-side -f manifests.yaml"
   show "kubectl wait --for condition=Ready clusterreconciler/myapp --timeout ${patience}s"
   look "kubectl get clusterreconcilers"
   finding="the plugin is loaded, and its kinds are being watched"
@@ -461,6 +516,7 @@ edited_plugin() {
   cp "$root/plugins/myapp/crd.json" "$root/Cargo.lock" version-2/
   sed 's|"labels": labels(app) },$|"labels": labels(app), "annotations": { "mygroup.example.com/made-by": "version 2" } },|' \
     "$root/plugins/myapp/src/lib.rs" >version-2/src/lib.rs
+  cp "$root/plugins/myapp/src/outside.rs" version-2/src/
   cat >version-2/Cargo.toml <<END
 [package]
 name = "myapp"
@@ -585,6 +641,46 @@ delete() {
   [[ -z $(kubectl get myapps -o name) ]] || fail "the MyApp is still there"
 }
 
+# The seed of it all: a record is deleted, the host dies, and the bucket is still there.
+outside() {
+  local start
+  sed 's/name: web/name: shop/; s/replicas: 3/replicas: 1/' web.yaml >shop.yaml
+  printf '  databaseID: shop\n  bucketName: shop-pictures\n' >>shop.yaml
+  say "A MyApp that has a record in PostgreSQL and a bucket in S3:"
+  show "kubectl apply -f shop.yaml"
+  eventually "$patience" "the record is there" is myapp/shop '.status.conditions[?(@.type=="RecordReady")].status' True
+  eventually "$patience" "the bucket is there" is myapp/shop '.status.conditions[?(@.type=="BucketReady")].status' True
+  echo a picture >"$buckets/shop-pictures/picture"
+  look_outside
+  [[ $(<out) == *shop*shop-pictures*picture* ]] || fail "record and bucket are not there"
+  say "S3 is down, and the MyApp is deleted. Its record goes first:"
+  tell_servers stop-buckets
+  show "kubectl delete myapp shop --wait=false"
+  eventually "$patience" "the record is deleted" is myapp/shop '.status.conditions[?(@.type=="RecordDeleted")].status' True
+  eventually "$patience" "the cleanup has failed" is myapp/shop '.status.conditions[?(@.type=="Synced")].status' False
+  say "Between the two deletions the host is killed:"
+  disown "$host_pid"
+  show "kill -KILL $host_pid"
+  while kill -0 "$host_pid" 2>/dev/null; do sleep 0.05; done
+  host_pid=
+  look_outside
+  [[ $(<out) != *default/shop* && $(<out) == *shop-pictures* ]] || fail "the bucket should be there, and the record not"
+  look "kubectl get myapp shop -o jsonpath='{.metadata.finalizers}{\"\n\"}{range .status.conditions[*]}{.type}={.status} {.message}{\"\n\"}{end}' | cut -c 1-200"
+  say "S3 comes back, and so does the host. It asks the plugin again, to which a record that is gone already is no failure:"
+  tell_servers start-buckets
+  start=$(now)
+  start_host
+  show "kubectl wait --for delete myapp/shop --timeout ${patience}s"
+  look_outside
+  [[ $(<out) != *shop* ]] || fail "something is left outside of the cluster"
+  finding="killed between the two; gone $(since "$start") after its restart, and so are record and bucket"
+}
+
+# The records and the buckets, as they are.
+look_outside() {
+  look "psql \"\$database\" -Atc 'SELECT id, owner FROM myapps'; (cd \"\$buckets\" && find . -mindepth 1)"
+}
+
 cleaned_up() { grep '"target":"plugin"' "$host_log" | grep -q 'nothing of web is left outside the cluster'; }
 
 nothing_left() { [[ -z $(kubectl get "$children" -l "$ours" -o name) ]]; }
@@ -611,6 +707,7 @@ main() {
     start_registry
   fi
   own_kubeconfig
+  start_servers
   step "Install the host" install_host
   step "Install the plugin for MyApp" install_plugin
   step "Create a MyApp" create
@@ -623,6 +720,7 @@ main() {
   step "Kill the host, and start it again" restart
   # Your cluster has a registry of its own.
   [[ -z $registry ]] || step "Publish, preview, go step by step, go back" publish
+  step "Kill the host in the midst of a cleanup" outside
   step "Delete the MyApp" delete
   summary
 }

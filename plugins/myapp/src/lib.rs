@@ -143,14 +143,18 @@ impl Finalize for MyApp {
         }
         let answer =
             |finalization: Finalization<Status>| done.iter().cloned().fold(finalization, Finalization::condition);
-        let Some(bucket) = &spec.bucket_name else { return Ok(answer(Finalization::finished())) };
+        let nothing_left = || log::info!("nothing of {} is left outside the cluster", metadata.name);
+        let Some(bucket) = &spec.bucket_name else {
+            nothing_left();
+            return Ok(answer(Finalization::finished()));
+        };
         if !done.is_empty() && !outside::shows(request.object(), RECORD_DELETED)? {
             // Seen by who wonders what it waits for, whatever becomes of the bucket.
             return Ok(answer(Finalization::waiting(SOON)));
         }
         match outside::remove_bucket(bucket)? {
             Deleted::Gone => {
-                log::info!("nothing of {} is left outside the cluster", metadata.name);
+                nothing_left();
                 Ok(answer(Finalization::finished().condition(Condition::new(BUCKET_DELETED, true, "Deleted"))))
             }
             Deleted::NotEmpty => {

@@ -115,6 +115,12 @@ impl Server {
         self.certificate.as_deref()
     }
 
+    /// The folder whose folders are the buckets.
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        self.path("buckets")
+    }
+
     /// The buckets that there are, sorted.
     ///
     /// # Errors
