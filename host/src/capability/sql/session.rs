@@ -33,9 +33,14 @@ const COMMIT: &str = "COMMIT";
 /// second may be in no transaction.
 const RESET: [&str; 2] = ["ROLLBACK", "DISCARD ALL"];
 
-/// The names of types by their numbers. 11 is the schema `pg_catalog`, in every database. What belongs to the system is named as it is there.
+/// The names of types by their numbers: `int4[]` for what the catalog calls `_int4`. With the schema, unless it is on the path. 11 is the
+/// schema `pg_catalog`, in every database; its types are named as they are there (`timestamptz`), others as the server would write them.
 const NAMES: &str = "\
-    SELECT CASE t.typnamespace WHEN 11 THEN t.typname::pg_catalog.text ELSE pg_catalog.format_type(t.oid, NULL) END \
+    SELECT CASE \
+        WHEN t.typnamespace <> 11 THEN pg_catalog.format_type(t.oid, NULL) \
+        WHEN pg_catalog.substr(t.typname::pg_catalog.text, 1, 1) = '_' \
+            THEN pg_catalog.substr(t.typname::pg_catalog.text, 2) || '[]' \
+        ELSE t.typname::pg_catalog.text END \
     FROM pg_catalog.json_array_elements_text($1::pg_catalog.json) WITH ORDINALITY AS asked(type, place) \
     LEFT JOIN pg_catalog.pg_type t ON t.oid = asked.type::pg_catalog.oid ORDER BY asked.place";
 /// The numbers of types by their names, where there are such.
@@ -285,7 +290,7 @@ impl Session {
         let numbers: Vec<String> = kinds.iter().filter_map(other).collect();
         let mut names = self.lookup(NAMES, &numbers).await?.into_iter();
         let mut name = |kind: &Kind| match kind {
-            Kind::Other(_) => names.next().flatten().map(|name| value::name_of(&name)).ok_or(Error::Unexpected),
+            Kind::Other(_) => names.next().flatten().ok_or(Error::Unexpected),
             _ => Ok(String::new()),
         };
         kinds.iter().map(&mut name).collect()
@@ -374,7 +379,31 @@ fn affected(tag: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{
+            open::Connector,
+            target::Target,
+            tests::{PASSWORD, SHARED, role_on},
+        },
+        *,
+    };
+    use crate::secrets::Content;
+
+    /// Even if a statement got by its first word, or this host had sent two.
+    #[tokio::test]
+    async fn the_server_itself_keeps_a_transaction_read_only() {
+        role_on(&SHARED, "stays_role");
+        let content = Content::with("apps", "db", "1", &[("uri", &SHARED.uri("stays_role", PASSWORD))]);
+        let connector = Connector::new(Target::new(&content).expect("it says how")).expect("it is set up");
+        let (wire, key) = connector.open().await.expect("there is a server");
+        let mut session = Session::new(wire, key);
+        for escape in ["SET TRANSACTION READ WRITE", "SET transaction_read_only = off"] {
+            session.begin(SqlAccess::Read).await.expect("it begins");
+            let refused = session.command(escape).await;
+            assert!(matches!(&refused, Err(Error::Database(error)) if error.code == "25001"), "{escape}: {refused:?}");
+            session.reset().await.expect("it can be used again");
+        }
+    }
 
     #[test]
     fn a_tag_says_how_many_rows() {

@@ -18,10 +18,10 @@ use crate::{
 };
 
 /// The server that most tests share, each with a role of its own.
-static SHARED: LazyLock<Postgres> =
+pub(super) static SHARED: LazyLock<Postgres> =
     LazyLock::new(|| Postgres::start(Options::default()).expect("PostgreSQL is installed: make postgres"));
 /// The password of each role.
-const PASSWORD: &str = "open-sesame";
+pub(super) const PASSWORD: &str = "open-sesame";
 
 /// A reconciler with grants `db` (to write) and `look` (to read), by the same role.
 struct Reconciler {
@@ -99,7 +99,7 @@ impl Reconciler {
     }
 }
 
-fn role_on(server: &Postgres, role: &str) {
+pub(super) fn role_on(server: &Postgres, role: &str) {
     let make = format!("CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'; CREATE SCHEMA {role} AUTHORIZATION {role}");
     server.sql(&make).expect("a role can be made");
 }
@@ -147,6 +147,7 @@ async fn a_value_of_each_type_comes_back_as_it_went() -> Result<(), Error> {
             "CREATE TYPE mood AS ENUM ('fine', 'so so')",
             "CREATE TYPE elsewhere.\"Pair\" AS (a int, b text)",
             "CREATE DOMAIN word AS text CHECK (value <> '')",
+            "CREATE TYPE elsewhere._odd AS ENUM ('x')",
         ],
     )
     .await?;
@@ -182,6 +183,9 @@ async fn a_value_of_each_type_comes_back_as_it_went() -> Result<(), Error> {
         ("word", text("a")),
         // One of another schema than those on the path is named with that.
         (r#"elsewhere."Pair""#, typed(r#"elsewhere."Pair""#, r#"(1,"a ""b""")"#)),
+        ("elsewhere._odd", typed("elsewhere._odd", "x")),
+        ("oidvector", typed("oidvector", "1 2")),
+        ("point", typed("point", "(1,2)")),
         (r#"elsewhere."Pair"[]"#, typed(r#"elsewhere."Pair"[]"#, r#"{"(1,)"}"#)),
     ];
     for (type_, value) in table {

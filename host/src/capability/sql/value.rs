@@ -98,11 +98,6 @@ pub(super) fn sent(parameter: &Value) -> Option<Cow<'_, [u8]>> {
     }
 }
 
-/// The name of a type for the contract: `int4[]` for what the catalog calls `_int4`. With its schema, unless it is the system's.
-pub(super) fn name_of(in_catalog: &str) -> String {
-    in_catalog.strip_prefix('_').map_or_else(|| in_catalog.to_owned(), |element| format!("{element}[]"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
