@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Bytes, LocalSecretRef, SecretRef, Timeout};
 
+/// What `url` of a grant looks like. The rest is checked where it is used.
+const URL: &str = "^https?://[^/?#@]+(/[^?#]*)?$";
+
 /// What the plugin may use beside its request. Default: nothing. Holds from its next call of a capability on, whatever revision serves.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(default, bound(deserialize = "S: Deserialize<'de>"))]
@@ -39,6 +42,7 @@ pub struct HttpGrant<S = SecretRef> {
     /// The name by which the plugin asks for it.
     pub name: String,
     /// Scheme, host, port and the path that requests have to be at or below, as in `https://api.example.com/v1`.
+    #[schemars(regex(pattern = URL))]
     pub url: String,
     /// The methods that may be used, in upper case.
     #[serde(default = "reading")]

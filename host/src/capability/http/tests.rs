@@ -294,6 +294,12 @@ async fn an_answer_that_is_too_large_is_not_read_to_its_end() {
         assert!(matches!(answer, Err(Error::TooLarge(_))), "{answer:?}");
         assert_eq!(reach.uses(), BTreeMap::from([("too-large", 1)]));
     }
+    // What is announced by HEAD does not come.
+    let head = Server::start(|_| Answer::Say(b"HTTP/1.1 200 OK\r\nContent-Length: 5001\r\n\r\n".to_vec())).await;
+    let reach = Reach::new(json!([grant(&head.url(), json!({ "maxResponse": "5k" }))]), &[]);
+    let answer = reach.send(Request { method: "HEAD".to_owned(), ..get("/") }).await.expect("it fits");
+    assert_eq!((answer.headers[0].1.as_str(), answer.body.len()), ("5001", 0));
+
     let exact = Server::start(|_| Answer::say(200, &"x".repeat(5000))).await;
     let reach = Reach::new(json!([grant(&exact.url(), json!({ "maxResponse": "5k" }))]), &[]);
     assert_eq!(reach.send(get("/")).await.expect("it fits").body.len(), 5000);
