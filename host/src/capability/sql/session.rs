@@ -387,13 +387,16 @@ mod tests {
         },
         *,
     };
-    use crate::secrets::Content;
+    use crate::{crd::SecretRef, secrets::Content};
 
     /// Even if a statement got by its first word, or this host had sent two.
     #[tokio::test]
     async fn the_server_itself_keeps_a_transaction_read_only() {
         role_on(&SHARED, "stays_role");
-        let content = Content::with("apps", "db", "1", &[("uri", &SHARED.uri("stays_role", PASSWORD))]);
+        let content = Content::with(
+            &SecretRef { namespace: "apps".to_owned(), name: "db".to_owned() },
+            &[("uri", &SHARED.uri("stays_role", PASSWORD))],
+        );
         let connector = Connector::new(Target::new(&content).expect("it says how")).expect("it is set up");
         let (wire, key) = connector.open().await.expect("there is a server");
         let mut session = Session::new(wire, key);
