@@ -51,6 +51,7 @@ plugins: build toolchain ## Build the example plugins and the tests' plugins int
 	@$(STEP) "plugin myapp" $(BIN)/pilothouse build plugins/myapp --output $(PLUGINS)/myapp.wasm
 	@$(STEP) "plugin workerpool" $(BIN)/pilothouse build plugins/workerpool --output $(PLUGINS)/workerpool.wasm
 	@$(STEP) "plugin mirror" $(BIN)/pilothouse build tests/guests/mirror --output $(PLUGINS)/mirror.wasm
+	@$(STEP) "plugin reach" $(BIN)/pilothouse build tests/guests/reach --output $(PLUGINS)/reach.wasm
 
 registry-server:
 	@$(STEP) "registry" tests/distribution/build.sh

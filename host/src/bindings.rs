@@ -13,6 +13,7 @@ pub(crate) mod v0_1 {
             world everything {
                 include pilothouse:plugin/plugin@0.1.0;
                 include pilothouse:plugin/finalizing@0.1.0;
+                include pilothouse:plugin/relating@0.1.0;
                 include pilothouse:plugin/with-http@0.1.0;
                 include pilothouse:plugin/with-kube@0.1.0;
                 include pilothouse:plugin/with-sql@0.1.0;

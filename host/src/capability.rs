@@ -2,7 +2,7 @@
 
 pub(crate) mod access;
 mod http;
-mod kube;
+pub(crate) mod kube;
 pub(crate) mod log;
 mod sql;
 pub(crate) mod wasi;

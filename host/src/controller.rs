@@ -28,7 +28,7 @@ use crate::{
     reconcile::{Context, ParentKey, Revisions, reconcile},
     store::{Change, Store},
     telemetry,
-    watch::watch,
+    watch::{code, watch},
 };
 
 /// How long to wait before a list that failed is tried again.
@@ -65,7 +65,7 @@ enum Watched {
 pub struct Controller {
     /// What its reconciles share.
     pub context: Arc<Context>,
-    queue: Queue<ParentKey>,
+    queue: Arc<Queue<ParentKey>>,
     watches: watcher::Config,
     watching: watch::Sender<Watching>,
     counts: watch::Sender<Option<ParentCounts>>,
@@ -74,10 +74,10 @@ pub struct Controller {
 
 impl Controller {
     /// A controller that does not watch yet.
-    pub fn new(context: Arc<Context>, watches: watcher::Config) -> Self {
+    pub fn new(context: Arc<Context>, queue: Arc<Queue<ParentKey>>, watches: watcher::Config) -> Self {
         Self {
             context,
-            queue: Queue::default(),
+            queue,
             watches,
             watching: watch::Sender::default(),
             counts: watch::Sender::default(),
@@ -344,16 +344,6 @@ impl Controller {
                 }
             }
         }
-    }
-}
-
-/// The HTTP status behind a watch error.
-fn code(error: &watcher::Error) -> Option<u16> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status.code),
-        watcher::Error::WatchError(status) => Some(status.code),
-        _ => None,
     }
 }
 

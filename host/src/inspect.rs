@@ -112,10 +112,7 @@ pub async fn inspect(options: &Options) -> anyhow::Result<()> {
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
     let mut inspection = Inspection::of(source, &bytes);
     let opened = Plugin::open(&engine, None, bytes, Limits::default().of_a_call(), Arc::default()).await;
-    let served = opened.and_then(|plugin| {
-        inspection.description = Some(Described::of(plugin.description()));
-        plugin.check_served()
-    });
+    let served = opened.map(|plugin| inspection.description = Some(Described::of(plugin.description())));
     inspection.error = served.as_ref().err().map(|error| telemetry::chain(error));
     match options.output {
         output::Format::Text => anstream::stdout().lock().write_all(inspection.text()?.as_bytes())?,

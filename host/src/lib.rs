@@ -5,7 +5,8 @@
 //! 1. [`supervisor`] watches the reconcilers ([`crd`], [`declaration`]) and gives each its life ([`reconciler`]): its plugin is fetched
 //!    ([`source`]), loaded ([`plugin`], [`revision`]) and put to work by a [`controller`]. Who has which parents is in [`claims`], and what
 //!    a tenant may ask for in [`policy`].
-//! 2. The controller's watches ([`watch`]) fill its [`store`]s with [`object`]s, and wake parents in its [`queue`].
+//! 2. The controller's watches ([`watch`]) fill its [`store`]s with [`object`]s, and wake parents in its [`queue`]. So do those of what
+//!    parents see beside their children ([`related`], [`selection`], [`labels`]).
 //! 3. [`reconcile`] takes one parent through its steps: `observe`, the plugin call, `desired`, `plan`, `apply`, `status`. What they
 //!    hand on to one another is in [`state`].
 //! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
@@ -26,6 +27,7 @@ pub mod declaration;
 pub mod identity;
 pub mod inspect;
 pub mod kinds;
+pub mod labels;
 pub mod lease;
 pub mod login;
 pub mod lookup;
@@ -41,12 +43,14 @@ pub mod queue;
 pub mod reconcile;
 pub mod reconciler;
 pub mod registry;
+pub mod related;
 pub mod release;
 pub mod render;
 pub mod revision;
 pub mod rollout;
 pub mod run;
 pub mod secrets;
+pub mod selection;
 pub mod sign;
 pub mod signature;
 pub mod source;

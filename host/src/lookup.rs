@@ -44,7 +44,7 @@ pub struct KindMissing(KindName, #[source] Box<kube::Error>);
 
 impl KindMissing {
     /// Whether discovery says that there is no such kind, rather than nothing at all.
-    fn is_absent(&self) -> bool {
+    pub fn is_absent(&self) -> bool {
         match &*self.1 {
             kube::Error::Discovery(_) => true,
             kube::Error::Api(status) => status.code == 404,

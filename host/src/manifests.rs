@@ -1,5 +1,7 @@
 //! `pilothouse manifests`: what has to be in the cluster for a plugin, from what the plugin says of itself. Pure.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
@@ -7,6 +9,7 @@ use crate::{
     crd::{Grants, LocalSecretRef, SecretRef, ServiceAccountRef},
     kinds,
     plugin::{Description, Plugin, describe::KindName},
+    selection::is_secret,
 };
 
 /// What cannot be told from the plugin.
@@ -37,6 +40,8 @@ pub struct Granted {
     spec: Value,
     /// The Secrets that the host reads for it.
     secrets: Vec<SecretRef>,
+    /// The Secrets that the plugin may see, as its account.
+    readable: Vec<SecretRef>,
 }
 
 impl Granted {
@@ -49,17 +54,19 @@ impl Granted {
             Some(namespace) => serde_saphyr::from_str::<Grants<LocalSecretRef>>(yaml)?.within(namespace),
             None => serde_saphyr::from_str(yaml)?,
         };
-        let mut secrets: Vec<_> = grants.secrets().cloned().collect();
-        secrets.sort_unstable();
-        secrets.dedup();
-        Ok(Self { spec: serde_saphyr::from_str(yaml)?, secrets })
+        let (secrets, readable) = (grants.secrets().cloned().collect(), grants.readable_secrets(&[]));
+        Ok(Self { spec: serde_saphyr::from_str(yaml)?, secrets, readable })
     }
+}
 
-    /// The names of its Secrets, by namespace.
-    fn by_namespace(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
-        let chunks = self.secrets.chunk_by(|one, other| one.namespace == other.namespace);
-        chunks.map(|chunk| (chunk[0].namespace.as_str(), chunk.iter().map(|secret| secret.name.as_str()).collect()))
+/// The right to look at these Secrets, for each of their namespaces.
+fn to_look_at(secrets: &[SecretRef]) -> BTreeMap<&str, Value> {
+    let mut names = BTreeMap::<_, BTreeSet<_>>::new();
+    for secret in secrets {
+        names.entry(secret.namespace.as_str()).or_default().insert(secret.name.as_str());
     }
+    let right = |names| json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": ["get", "list", "watch"]});
+    names.into_iter().map(|(namespace, names)| (namespace, right(names))).collect()
 }
 
 /// A ConfigMap holds at most this many bytes, counted decoded (Kubernetes documentation, "ConfigMaps").
@@ -100,7 +107,14 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
         "automountServiceAccountToken": false,
     }));
     let account = ServiceAccountRef { namespace: namespace.clone(), name: name.clone() };
-    let rights = rights_of_account(description);
+    let mut rights = rights_of_account(description);
+    for (place, right) in grants.iter().flat_map(|granted| to_look_at(&granted.readable)) {
+        if *namespaced {
+            rights.push(right);
+        } else {
+            manifests.extend(role(place, name, &[right], &account));
+        }
+    }
     manifests.extend(if *namespaced {
         role(namespace, name, &rights, &account)
     } else {
@@ -116,8 +130,7 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
         rights.push(json!({"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": verbs}));
     }
     rights.extend(right);
-    for (place, secrets) in grants.iter().flat_map(Granted::by_namespace) {
-        let right = json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": secrets, "verbs": ["get", "list", "watch"]});
+    for (place, right) in grants.iter().flat_map(|granted| to_look_at(&granted.secrets)) {
         if place == namespace {
             rights.push(right);
         } else {
@@ -232,6 +245,12 @@ fn rights_of_account(description: &Description) -> Vec<Value> {
     rules.extend(description.children.iter().map(|kind| {
         let (group, children) = resource(kind, &description.crds);
         json!({"apiGroups": [group], "resources": [children], "verbs": ["get", "list", "watch", "create", "patch", "delete"]})
+    }));
+    // Secrets are seen one by one, as they are granted.
+    let is_seen = |kind: &&KindName| !is_secret(kind) && !description.children.contains(kind);
+    rules.extend(description.related.iter().filter(is_seen).map(|kind| {
+        let (group, related) = resource(kind, &description.crds);
+        json!({"apiGroups": [group], "resources": [related], "verbs": ["get", "list", "watch"]})
     }));
     rules.extend(description.rights.iter().filter_map(|rule| serde_json::to_value(rule).ok()));
     rules

@@ -355,10 +355,22 @@ impl Page<'_> {
             }
             Ok(())
         })?;
-        let mut sizes = Vec::new();
+        let (mut sizes, mut watches) = (BTreeMap::<_, Size>::new(), Vec::new());
         for it in serving {
-            sizes.extend(it.kinds().map(|(kind, store)| (&it.handles.reconciler, kind.group_kind(), store.size())));
+            let reconciler = it.handles.reconciler.as_str();
+            for (kind, store) in it.kinds() {
+                *sizes.entry((reconciler, kind.group_kind())).or_default() += store.size();
+            }
+            for (kind, (count, size)) in it.controller.context.related.sizes() {
+                watches.push((reconciler, kind.clone(), count));
+                *sizes.entry((reconciler, kind)).or_default() += size;
+            }
         }
+        self.gauge("pilothouse_related_watches", "Watches for the objects that relations select", |samples| {
+            watches.iter().try_for_each(|(reconciler, kind, count)| {
+                samples.gauge([("reconciler", *reconciler), ("kind", kind.as_str())], *count)
+            })
+        })?;
         for (name, help, number) in [
             (
                 "pilothouse_store_objects",
@@ -369,8 +381,8 @@ impl Page<'_> {
             ("pilothouse_store_bytes", "The memory for these objects, JSON and indices included", |size| size.bytes),
         ] {
             self.gauge(name, help, |samples| {
-                sizes.iter().try_for_each(|(reconciler, kind, size)| {
-                    samples.gauge([("reconciler", reconciler.as_str()), ("kind", kind)], number(size))
+                sizes.iter().try_for_each(|((reconciler, kind), size)| {
+                    samples.gauge([("reconciler", *reconciler), ("kind", kind.as_str())], number(size))
                 })
             })?;
         }

@@ -4,7 +4,13 @@
 //! no use for it and it is often half of the object; of it only our own entries are kept, for the no-op rule, and the names of the others;
 //! on children also what others have beside us, which is little, to tell what an apply has taken from them.
 
-use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    cmp::Ordering,
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client, Resource, core::DynamicResourceScope, discovery::ApiResource};
@@ -144,6 +150,8 @@ pub struct Object {
     others: Vec<OwnedFields>,
     /// If not, their names, each once.
     other_managers: Vec<String>,
+    /// See [`Self::kept_labels`].
+    labels: OnceLock<Box<BTreeMap<String, String>>>,
 }
 
 impl Object {
@@ -154,7 +162,7 @@ impl Object {
 
     /// The memory that it takes beside its JSON, but for what the allocator itself needs.
     pub fn overhead(&self) -> usize {
-        let Self { meta, controller, json: _, owned, binding, others, other_managers } = self;
+        let Self { meta, controller, json: _, owned, binding, others, other_managers, labels } = self;
         let of_meta = [&meta.name, &meta.namespace, &meta.uid, &meta.resource_version];
         let of_meta = of_meta.into_iter().flatten().chain(meta.finalizers.iter().flatten()).map(String::capacity);
         let of_owned = owned.iter().chain(others).map(|entry| {
@@ -163,15 +171,22 @@ impl Object {
         });
         let of_binding = binding.iter().map(|pair| size_of_val(&**pair) + pair.0.capacity() + pair.1.capacity());
         let of_others = other_managers.iter().map(|manager| size_of::<String>() + manager.capacity());
+        let of_labels = labels.get().into_iter().flat_map(|labels| labels.iter());
+        let of_labels = of_labels.map(|(key, value)| 2 * size_of::<String>() + key.len() + value.len());
         let controller = controller.as_deref().map_or(0, str::len);
         let finalizers = meta.finalizers.as_ref().map_or(0, |finalizers| finalizers.capacity() * size_of::<String>());
-        let texts: usize = of_meta.chain(of_owned).chain(of_binding).chain(of_others).sum();
+        let texts: usize = of_meta.chain(of_owned).chain(of_binding).chain(of_others).chain(of_labels).sum();
         size_of::<Self>() + controller + finalizers + texts
     }
 
     /// Name and namespace.
     pub fn key(&self) -> ObjectKey {
         ObjectKey { namespace: self.meta.namespace.clone(), name: self.name().to_owned() }
+    }
+
+    /// `metadata.namespace`; none for an object of cluster scope.
+    pub fn namespace(&self) -> Option<&str> {
+        self.meta.namespace.as_deref()
     }
 
     /// `metadata.name`; the API server never leaves it out.
@@ -262,6 +277,11 @@ impl Object {
         }
         let labelled = serde_json::from_str::<Labelled>(&self.json).ok();
         labelled.and_then(|labelled| labelled.metadata.labels).unwrap_or_default()
+    }
+
+    /// The same, kept with the object, for those who ask again and again.
+    pub fn kept_labels(&self) -> &BTreeMap<String, String> {
+        self.labels.get_or_init(|| self.labels().into())
     }
 
     /// Whether a field manager of this name owns something of the object itself, not of a subresource.
@@ -439,7 +459,16 @@ impl Object {
             other_managers.sort();
             other_managers.dedup();
         }
-        Ok(Self { meta, controller, json: json.into(), owned, binding, others, other_managers })
+        Ok(Self {
+            meta,
+            controller,
+            json: json.into(),
+            owned,
+            binding,
+            others,
+            other_managers,
+            labels: OnceLock::new(),
+        })
     }
 }
 

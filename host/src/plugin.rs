@@ -32,7 +32,9 @@ use wasmtime::{
 };
 
 pub use self::{
-    answer::{Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next},
+    answer::{
+        Answer, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next, Selector,
+    },
     contract::{served as contracts, serves_export},
     describe::Description,
     engine::{Engine, GUEST_MEMORY},
@@ -45,7 +47,7 @@ use self::{
     contract::{Contract, Entered, Mismatch},
     store::Refused,
 };
-pub use crate::capability::{access::Access, serves as serves_import};
+pub use crate::capability::{access::Access, kube::Reader, serves as serves_import};
 use crate::{
     capability::{access::Outside, log::LogRate, wasi},
     metrics::{Function, Usage},
@@ -57,13 +59,13 @@ pub struct Plugin {
     contract: Arc<dyn Contract>,
     /// The entry of the cache that it was loaded from, which stays as long as it is in use.
     _file: Option<File>,
-    relations: bool,
     imports: Vec<String>,
     description: Description,
     digest: String,
 }
 
 /// What the calls of a plugin share.
+#[derive(Clone)]
 struct Guest {
     engine: Arc<Engine>,
     component: InstancePre<CallState>,
@@ -191,61 +193,111 @@ impl Plugin {
 
     /// Whether it looks at objects that it does not own.
     pub fn has_relations(&self) -> bool {
-        self.relations
+        self.contract.has_relations()
     }
 
-    /// Asks for the children that the parent should have.
+    /// Asks for the children that the parent should have. `related` gives the objects that its relations select, if it has relations.
     ///
     /// # Errors
-    /// If there is no answer; what the plugin itself refuses is an answer.
-    pub async fn reconcile(&self, request: Request, limits: CallLimits) -> Result<Result<Answer, Failure>, CallError> {
-        self.ask(request, limits, Function::Reconcile).await
+    /// If there is no answer, or `related` fails; what the plugin itself refuses is an answer.
+    pub async fn reconcile<F, E>(
+        &self,
+        request: Request,
+        related: impl FnOnce(Vec<Selector>) -> F + Send + 'static,
+        limits: CallLimits,
+    ) -> Result<Result<Answer, Failure>, E>
+    where
+        F: Future<Output = Result<Vec<String>, E>> + Send,
+        E: From<CallError> + Send + 'static,
+    {
+        let enter: Enter<Answer> = |contract, store, instance, request| contract.reconcile(store, instance, request);
+        self.ask(Function::Reconcile, request, related, limits, enter).await
     }
 
     /// The same, for a preview: nothing is to come of the answer.
     ///
     /// # Errors
-    /// If there is no answer.
-    pub async fn preview(&self, request: Request, limits: CallLimits) -> Result<Result<Answer, Failure>, CallError> {
-        self.ask(request, limits, Function::Preview).await
-    }
-
-    async fn ask(
+    /// If there is no answer, or `related` fails.
+    pub async fn preview<F, E>(
         &self,
         request: Request,
+        related: impl FnOnce(Vec<Selector>) -> F + Send + 'static,
         limits: CallLimits,
-        function: Function,
-    ) -> Result<Result<Answer, Failure>, CallError> {
-        let (contract, context) = (self.contract.clone(), request.context.clone());
-        let (answer, usage) = call(&self.guest, limits, context, function, |store, instance| {
-            contract.reconcile(store, instance, request)
-        })
-        .await;
-        self.guest.access.calls().note(function, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
-        answer
+    ) -> Result<Result<Answer, Failure>, E>
+    where
+        F: Future<Output = Result<Vec<String>, E>> + Send,
+        E: From<CallError> + Send + 'static,
+    {
+        let enter: Enter<Answer> = |contract, store, instance, request| contract.reconcile(store, instance, request);
+        self.ask(Function::Preview, request, related, limits, enter).await
     }
 
     /// Asks to clean up after a parent that is being deleted. None: the plugin never cleans up.
     ///
     /// # Errors
-    /// If there is no answer; what the plugin itself refuses is an answer.
-    pub async fn finalize(
+    /// If there is no answer, or `related` fails; what the plugin itself refuses is an answer.
+    pub async fn finalize<F, E>(
         &self,
         request: Request,
+        related: impl FnOnce(Vec<Selector>) -> F + Send + 'static,
         limits: CallLimits,
-    ) -> Result<Option<Result<FinalizeAnswer, Failure>>, CallError> {
+    ) -> Result<Option<Result<FinalizeAnswer, Failure>>, E>
+    where
+        F: Future<Output = Result<Vec<String>, E>> + Send,
+        E: From<CallError> + Send + 'static,
+    {
         if !self.has_finalizer() {
             return Ok(None);
         }
-        let (contract, context) = (self.contract.clone(), request.context.clone());
-        let (answer, usage) = call(&self.guest, limits, context, Function::Finalize, |store, instance| {
-            contract.finalize(store, instance, request)
-        })
-        .await;
-        let told = answer.as_ref().map(|answer| answer.as_ref().and_then(|answer| answer.as_ref().err()));
-        self.guest.access.calls().note(Function::Finalize, told, usage);
-        answer
+        let enter: Enter<FinalizeAnswer> =
+            |contract, store, instance, request| contract.finalize(store, instance, request);
+        self.ask(Function::Finalize, request, related, limits, enter).await.map(Some)
     }
+
+    /// The relations, if there are any, and then the question itself: each a call in an instance of its own, and both in one hop to the
+    /// guests' threads, which costs more than a call.
+    async fn ask<T, F, E>(
+        &self,
+        function: Function,
+        request: Request,
+        related: impl FnOnce(Vec<Selector>) -> F + Send + 'static,
+        limits: CallLimits,
+        enter: Enter<T>,
+    ) -> Result<Result<T, Failure>, E>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<Vec<String>, E>> + Send,
+        E: From<CallError> + Send + 'static,
+    {
+        let (guest, contract, mut request) = (self.guest.clone(), self.contract.clone(), request);
+        let is_preview = function == Function::Preview;
+        let asked = async move {
+            if contract.has_relations() {
+                let (asked, question) = (contract.clone(), request.clone());
+                let call = Call { function: Function::Relate, is_preview, limits, context: request.context.clone() };
+                let answer = guest.call(call, move |store, instance| asked.relate(store, instance, question)).await;
+                match guest.note(Function::Relate, answer)? {
+                    Ok(selectors) => request.related = related(selectors).await?,
+                    Err(failure) => return Ok(Err(failure)),
+                }
+            }
+            let call = Call { function, is_preview, limits, context: request.context.clone() };
+            let answer = guest.call(call, move |store, instance| enter(contract, store, instance, request)).await;
+            Ok(guest.note(function, answer)?)
+        };
+        match self.guest.engine.run(asked.in_current_span()).await {
+            Some(answer) => answer,
+            None => Ok(self.guest.note(function, (Err(CallError::Host), None))?),
+        }
+    }
+}
+
+/// The objects related to the parent of a plugin that has no relations.
+///
+/// # Errors
+/// None: it is what the calls of a plugin ask for.
+pub async fn none_related(_: Vec<Selector>) -> Result<Vec<String>, CallError> {
+    Ok(Vec::new())
 }
 
 /// What a call gives.
@@ -266,31 +318,36 @@ impl<T> Answered for Result<T, Failure> {
     }
 }
 
-impl<T> Answered for Option<Result<T, Failure>> {
-    fn is_failure(&self) -> bool {
-        self.as_ref().is_some_and(Result::is_err)
-    }
+/// How a function of a contract is called.
+type Enter<T> =
+    for<'a> fn(Arc<dyn Contract>, &'a mut Store<CallState>, &'a Instance, Request) -> Entered<'a, Result<T, Failure>>;
+
+/// One call of a guest.
+struct Call {
+    function: Function,
+    is_preview: bool,
+    limits: CallLimits,
+    /// `context` of its request.
+    context: String,
 }
 
-/// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped. With what it took, unless the
-/// host failed.
-async fn call<T: Answered + Send + 'static>(
-    guest: &Guest,
-    limits: CallLimits,
-    context: String,
-    function: Function,
-    enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send + 'static,
-) -> (Result<T, CallError>, Option<Usage>) {
-    let in_guest = {
-        let Guest { engine, component, log_rate, access } = guest;
-        let (engine, component, log_rate) = (engine.clone(), component.clone(), log_rate.clone());
-        let outside = Outside::new(access.clone(), function == Function::Preview);
-        async move {
-            let mut store = store::new_store(&engine, limits, context, log_rate, outside);
+impl Guest {
+    /// The one place where guest code runs: a fresh store, an instance, one call, and all of it dropped. To be called on the guests'
+    /// threads. With what it took.
+    async fn call<T: Answered>(
+        &self,
+        call: Call,
+        enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send,
+    ) -> (Result<T, CallError>, Option<Usage>) {
+        let Call { function, is_preview, limits, context } = call;
+        let span = debug_span!("plugin", function = function.name(), category = Empty);
+        let call = async {
+            let outside = Outside::new(self.access.clone(), is_preview, limits.output);
+            let mut store = store::new_store(&self.engine, limits, context, self.log_rate.clone(), outside);
             let begun = Instant::now();
             let mut entered = None;
             let result = async {
-                let instance = component.instantiate_async(&mut store).await.map_err(|error| (true, error))?;
+                let instance = self.component.instantiate_async(&mut store).await.map_err(|error| (true, error))?;
                 entered = Some(begun.elapsed());
                 enter(&mut store, &instance).await.map_err(|error| (false, error))
             };
@@ -315,15 +372,23 @@ async fn call<T: Answered + Send + 'static>(
                 memory: store.data().memory_used(),
             };
             (result, Some(usage))
+        };
+        let (result, usage) = call.instrument(span.clone()).await;
+        if let Err(error) = &result {
+            span.record("category", error.category());
         }
-    };
-    let span = debug_span!("plugin", function = function.name(), category = Empty);
-    let (result, usage) =
-        guest.engine.run(in_guest.instrument(span.clone())).await.unwrap_or((Err(CallError::Host), None));
-    if let Err(error) = &result {
-        span.record("category", error.category());
+        (result, usage)
     }
-    (result, usage)
+
+    /// Counts a call that has ended; its answer.
+    fn note<T>(
+        &self,
+        function: Function,
+        (answer, usage): (Result<Result<T, Failure>, CallError>, Option<Usage>),
+    ) -> Result<Result<T, Failure>, CallError> {
+        self.access.calls().note(function, answer.as_ref().map(|answer| answer.as_ref().err()), usage);
+        answer
+    }
 }
 
 fn classify(error: wasmtime::Error, starting: bool, store: &Store<CallState>, limits: CallLimits) -> CallError {

@@ -12,34 +12,42 @@ use std::{
 };
 
 use anstyle::Style;
+use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::{
     Api, Client, Config,
     api::{DynamicObject, ListParams, TypeMeta},
     core::Selector,
+    runtime::watcher,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 
 use crate::{
-    crd,
+    crd::{self, Grants},
     declaration::{self, Declaration},
     identity::{Identity, RECONCILER_LABEL},
     lookup,
     object::{Kind, Object, ObjectKey},
     output,
-    plugin::{Engine, GUEST_MEMORY, LoadError, Plugin, Request, engine},
+    plugin::{
+        Access, CallError, Engine, GUEST_MEMORY, LoadError, Plugin, Reader, Request, Selector as Selects, engine,
+    },
     reconcile::{
         self,
         desired::Rules,
         preview::{Change, Outcome, Summary},
     },
+    related::{self, Shown},
     render::{
         compare::{Action, compare},
         input,
         report::Child,
     },
     revision::Material,
+    secrets::Secrets,
+    selection,
     state::{ChildKey, DesiredChild, Tie},
     telemetry,
 };
@@ -183,7 +191,8 @@ pub async fn preview(options: &Options) -> Result<bool, Error> {
     let material = Material { plugin: bytes.into(), config };
     let limits = declared.terms.limits.of_a_call();
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let plugin = Plugin::open(&engine, None, material.plugin.bytes.clone(), limits, Arc::default()).await;
+    let access = Arc::new(access(&client, &declared));
+    let plugin = Plugin::open(&engine, None, material.plugin.bytes.clone(), limits, access).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
 
     let seen = Seen::list(&client, &declared, &plugin).await?;
@@ -205,8 +214,19 @@ async fn declared(client: &Client, key: &ObjectKey) -> Result<Declaration, Error
     found.map_err(|source| Error::Reconciler { kind: declaration::kind(key), key: key.clone(), source })
 }
 
+/// What the plugin may reach: it reads as who previews, as far as the reconciler grants it.
+fn access(client: &Client, declared: &Declaration) -> Access {
+    let Declaration { grants, plugin: source, .. } = declared;
+    let own: Vec<_> = grants.secrets().chain(&source.pull_secrets).cloned().collect();
+    let access = Access::new(Arc::default(), Arc::new(Secrets::new(client.clone(), watcher::Config::default(), None)));
+    access.grant(Grants { kube: grants.kube.clone(), ..Grants::default() }, &own);
+    access.read_as(Some(Reader::new(client.clone(), declared.scope().map(str::to_owned))));
+    access
+}
+
 /// What there is.
 struct Seen {
+    client: Client,
     parents: Vec<Arc<Object>>,
     parent_kind: Kind,
     child_kinds: Vec<Kind>,
@@ -245,7 +265,7 @@ impl Seen {
                 children.insert(ChildKey { kind: place, object: object.key() }, (value, object));
             }
         }
-        Ok(Self { parents, parent_kind, child_kinds, children })
+        Ok(Self { client: client.clone(), parents, parent_kind, child_kinds, children })
     }
 
     async fn report(&self, declared: &Declaration, plugin: &Plugin, material: &Material) -> Result<Report, Error> {
@@ -268,7 +288,8 @@ impl Seen {
                     context: context.clone(),
                 };
                 let limits = declared.terms.limits.of_a_call();
-                let answer = plugin.preview(request, limits).await?.map_err(reconcile::Error::Refused)?;
+                let answer = plugin.preview(request, self.related(declared, plugin), limits).await?;
+                let answer = answer.map_err(reconcile::Error::Refused)?;
                 let rules = Rules {
                     kinds: &self.child_kinds,
                     declared: &plugin.description().children,
@@ -307,6 +328,28 @@ impl Seen {
             }
         }
         Ok(Report { revision, summary: summary.to_string(), seen: summary.seen, parents })
+    }
+
+    /// The objects that the plugin's relations select, read as who previews.
+    fn related(
+        &self,
+        declared: &Declaration,
+        plugin: &Plugin,
+    ) -> impl FnOnce(Vec<Selects>) -> Shown + Send + 'static + use<> {
+        let Declaration { grants, plugin: source, .. } = declared;
+        let (client, secrets) = (self.client.clone(), grants.readable_secrets(&source.pull_secrets));
+        let (kinds, scope) = (plugin.description().related.clone(), declared.scope().map(str::to_owned));
+        // It is asked for on the threads of the guests, which have no network.
+        let threads = Handle::current();
+        move |selectors| {
+            async move {
+                let rules = selection::Rules { kinds: Some(&kinds), scope: scope.as_deref(), secrets: Some(&secrets) };
+                let selections = rules.relations(selectors).map_err(related::Error::from)?;
+                let listed = threads.spawn(async move { related::list(&client, &selections).await });
+                Ok(listed.await.map_err(|_| CallError::Host)??)
+            }
+            .boxed()
+        }
     }
 
     fn owned_by<'a>(&'a self, parent: &'a Object) -> impl Iterator<Item = (&'a ChildKey, &'a (Value, Object))> {

@@ -39,7 +39,7 @@ pub const RESYNC: Duration = Duration::from_hours(10);
 pub enum Wake {
     /// Its own change, a user's most of the time, and maybe the remedy: run now, whatever it waits for.
     Parent,
-    /// A change of a child, by us or by others: run now, or not so soon if it fails or does so all the time.
+    /// A change of a child, by us or by others, or of what its relations select: run now, or not so soon if it fails or does so all the time.
     Child,
     /// A time that was set has come: after a failure, or as the plugin asked.
     Timer,

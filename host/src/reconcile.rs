@@ -64,9 +64,11 @@ use crate::{
     identity::ALLOW_PRUNE_ANNOTATION,
     lookup,
     object::Object,
-    plugin::{self, CallError, Condition, ConditionStatus, Failure, Request},
+    plugin::{self, CallError, Condition, ConditionStatus, Failure, Request, Selector},
     queue::{BACKOFF_CAP, Next, Run},
+    related::{self, Shown},
     revision::Revision,
+    selection,
     state::{Applied, ChildKey, Desired, DesiredChild, Finalization, Memory, Observed, Tie},
     telemetry,
 };
@@ -86,6 +88,9 @@ pub enum Error {
     /// The plugin gave no answer.
     #[error(transparent)]
     Plugin(#[from] CallError),
+    /// What the plugin needs to see cannot be shown to it.
+    #[error(transparent)]
+    Related(#[from] related::Error),
     /// The plugin gave an answer that the host cannot follow.
     #[error(transparent)]
     Answer(#[from] desired::Error),
@@ -159,7 +164,12 @@ impl Error {
             Self::Finalizer(_) => "FinalizerNotWritten",
             Self::Read(_) => "ParentNotRead",
             Self::Plugin(error) => error.category(),
-            Self::Answer(_) => "InvalidAnswer",
+            Self::Related(related::Error::Selection(selection::Error::Refused { .. })) | Self::Answer(_) => {
+                "InvalidAnswer"
+            }
+            Self::Related(related::Error::Selection(selection::Error::SecretNotGranted { .. })) => "RelatedNotGranted",
+            Self::Related(related::Error::Forbidden { .. }) => "RelatedForbidden",
+            Self::Related(related::Error::Unavailable { .. } | related::Error::Listing) => "RelatedUnavailable",
             Self::Refused(Failure::Terminal(_)) => "PluginTerminal",
             Self::Refused(_) => "PluginRetry",
             Self::NoCleanup => "NoCleanup",
@@ -278,6 +288,7 @@ impl<'a> Turn<'a> {
 
     fn end(mut self, next: Next) -> Next {
         if next == Next::Forget {
+            self.context.related.forget(&self.run.key);
             self.context.vanished.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.run.key.uid);
             return next;
         }
@@ -433,7 +444,11 @@ impl<'a> Turn<'a> {
         let Some(parent) = self.parent() else { return Ok(Break(Next::Forget)) };
         let observed = observe::observe(self.context, parent);
         let limits = self.context.settings().limits.of_a_call();
-        let answer = self.revision.plugin.reconcile(self.request(&observed, &json!({})), limits).await?;
+        let request = self.request(&observed, &json!({}));
+        let answer = match self.revision.plugin.reconcile(request, self.related(), limits).await {
+            Err(Error::Related(related::Error::Listing)) => return Ok(Break(Next::OnChange)),
+            answer => answer?,
+        };
         let desired = self.rules(&observed.parent).desired(answer.map_err(Error::Refused)?)?;
         if let Some(error) = self.held_by_guard(&observed, &desired) {
             return Err(error);
@@ -441,6 +456,16 @@ impl<'a> Turn<'a> {
         let unrecorded = self.unrecorded(&observed, &desired.children);
         self.answered = Some(Answered { children: observed.children, unrecorded, said: Said::Desired(desired) });
         Ok(Continue(()))
+    }
+
+    /// What the revision shows of the objects that the parent selects.
+    fn related(&self) -> impl FnOnce(Vec<Selector>) -> Shown + Send + 'static + use<> {
+        let related = &self.context.related;
+        if !self.revision.plugin.has_relations() {
+            // Its predecessor may have had some.
+            related.forget(&self.run.key);
+        }
+        related.of(&self.run.key, &self.revision)
     }
 
     /// The record that has to be on the parent before these children are made, if it is not there.
@@ -552,7 +577,11 @@ impl<'a> Turn<'a> {
         });
         let limits = self.context.settings().limits.of_a_call();
         let request = self.request(&observed, &deletion);
-        let mut finalization = match self.revision.plugin.finalize(request, limits).await? {
+        let answer = match self.revision.plugin.finalize(request, self.related(), limits).await {
+            Err(Error::Related(related::Error::Listing)) => return Ok(Break(Next::OnChange)),
+            answer => answer?,
+        };
+        let mut finalization = match answer {
             Some(answer) => self.rules(&observed.parent).finalization(answer.map_err(Error::Refused)?)?,
             // Our finalizer is there for children that are ours to delete only.
             None if observed.record.as_ref().is_some_and(|record| !record.cleanup) => Finalization::finished(),

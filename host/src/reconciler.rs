@@ -37,10 +37,12 @@ use crate::{
     object::{Kind, ObjectKey},
     plugin::{self, Access, describe::KindName},
     policy,
+    queue::Queue,
     reconcile::{
-        self, Context, Revisions, Settings,
+        self, Context, ParentKey, Revisions, Settings,
         finalizer::{self, Ours},
     },
+    related::Related,
     revision::{History, Kept, Material, Origin, Revision},
     rollout::{WITHDRAWN, Wait},
     secrets::{Copies, Secrets},
@@ -257,7 +259,7 @@ impl Reconciler {
             declared.scope().map(|_| Copies::new(supervisor.client.clone(), &supervisor.home, identity.label()));
         let secrets = Arc::new(Secrets::new(supervisor.client.clone(), supervisor.watches.clone(), copies));
         let access = Arc::new(Access::new(metrics.calls.clone(), secrets.clone()));
-        access.grant(supervisor.tenants.grants(&declared.key, &declared.grants));
+        access.grant(supervisor.tenants.grants(&declared.key, &declared.grants), &declared.plugin.pull_secrets);
         let rollout = declared.status.as_ref().and_then(|status| status.rollout.clone());
         Self {
             supervisor,
@@ -358,13 +360,20 @@ impl Reconciler {
     fn renew(&mut self, declared: Declaration) {
         // The status is what we last wrote, which the watch may not have shown yet.
         let status = self.declared.status.take().or(declared.status.clone());
+        let account = self.declared.account.user();
         self.declared = Declaration { status, ..declared };
-        self.access.grant(self.supervisor.tenants.grants(&self.declared.key, &self.declared.grants));
-        let Some(serving) = &self.serving else { return };
-        if ![HOST, &self.declared.account.user()].contains(&serving.binding.account.as_str()) {
+        let readable = self.access.readable_secrets();
+        let grants = self.supervisor.tenants.grants(&self.declared.key, &self.declared.grants);
+        self.access.grant(grants, &self.declared.plugin.pull_secrets);
+        if account != self.declared.account.user() {
             // Not even what runs may go on as an account that is no longer named.
+            self.access.read_as(None);
             self.serving = None;
-            return;
+        }
+        let Some(serving) = &self.serving else { return };
+        if self.access.readable_secrets() != readable {
+            // What its parents see may be another thing.
+            serving.controller.resync();
         }
         let settings = self.settings();
         let before = serving.controller.context.settings();
@@ -447,8 +456,7 @@ impl Reconciler {
         if changed {
             let revisions = context.revisions();
             let (parent_kind, child_kinds) = self.resolve(&context.client, &revisions.all()).await?;
-            let selector = binding.selector.clone();
-            let started = self.start(context.client.clone(), selector, parent_kind, child_kinds, revisions).await?;
+            let started = self.start(context.client.clone(), &binding, parent_kind, child_kinds, revisions).await?;
             self.go(started, binding);
             tracing::info!("its kinds are served in another way: they are watched anew");
         }
@@ -561,7 +569,7 @@ impl Reconciler {
         let client = self.supervisor.client.clone();
         let parent_kind = lookup::kind(&client, &revisions.active.plugin.description().parent).await?;
         let binding = Binding { account: HOST.to_owned(), ..self.binding()? };
-        let started = self.start(client, binding.selector.clone(), parent_kind, Vec::new(), revisions).await?;
+        let started = self.start(client, &binding, parent_kind, Vec::new(), revisions).await?;
         self.go(started, binding);
         tracing::info!("the service account is at its end: the host itself sees its parents out");
         Ok(())
@@ -636,7 +644,7 @@ impl Reconciler {
                 serving.controller.resync();
             }
         } else {
-            let started = self.start(client, binding.selector.clone(), parent_kind, child_kinds, revisions).await?;
+            let started = self.start(client, &binding, parent_kind, child_kinds, revisions).await?;
             self.go(started, binding);
         }
         Ok(())
@@ -656,11 +664,20 @@ impl Reconciler {
     async fn start(
         &self,
         client: Client,
-        selector: Selector,
+        binding: &Binding,
         parent_kind: Kind,
         child_kinds: Vec<Kind>,
         revisions: Revisions,
     ) -> Result<Started, Error> {
+        let queue = Arc::<Queue<ParentKey>>::default();
+        let scope = self.declared.scope().map(str::to_owned);
+        let watches = self.supervisor.watches.clone();
+        // What the host may see itself is no business of a plugin's.
+        let reads = match binding.account.as_str() {
+            HOST => self.impersonate(&self.declared.account.user())?,
+            _ => client.clone(),
+        };
+        let related = Related::new(reads, scope, self.access.clone(), watches.clone(), queue.clone());
         let mut tally = Tally::default();
         tally.serve(&revisions.active.id, revisions.candidate.as_ref().map(|it| it.revision.id.as_str()));
         let context = Context {
@@ -675,16 +692,17 @@ impl Reconciler {
             settings: Arc::new(self.settings()).into(),
             parents: Store::of(&parent_kind),
             parent_kind,
-            selector,
+            selector: binding.selector.clone(),
             children: child_kinds.iter().map(Store::of).collect(),
             child_kinds,
             orphaned: std::sync::Mutex::default(),
             vanished: std::sync::Mutex::default(),
+            related,
             memory: std::sync::Mutex::default(),
             events: self.supervisor.events.clone(),
             rival: watch::Sender::default(),
         };
-        let controller = Arc::new(Controller::new(Arc::new(context), self.supervisor.watches.clone()));
+        let controller = Arc::new(Controller::new(Arc::new(context), queue, watches));
         let watches = AbortOnDropHandle::new(tokio::spawn(controller.clone().watch().in_current_span()));
         // Without one that serves there is nothing to keep: the watches go on trying, and their state is told.
         if self.serving.is_some() {
@@ -714,6 +732,7 @@ impl Reconciler {
             selector: context.selector.clone(),
         });
         self.metrics.serve(&controller);
+        self.access.read_as(Some(context.related.reader()));
         let stop = CancellationToken::new();
         let slots = self.supervisor.slots.clone();
         let work = controller.clone().work(slots, self.supervisor.total_slots, stop.clone());

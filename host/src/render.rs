@@ -5,9 +5,10 @@
 //! [`kinds`] for how a kind is served.
 
 use std::{
+    future::{self, Ready},
     io::{self, Write as _},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use jiff::Timestamp;
@@ -16,13 +17,14 @@ use serde_json::{Map, Value, json};
 use crate::{
     crd::Limits,
     kinds,
-    object::Kind,
+    object::{Kind, Object},
     output,
-    plugin::{Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request, describe::KindName, engine},
+    plugin::{Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request, Selector, describe::KindName, engine},
     reconcile::{self, desired::Rules},
+    related,
     revision::Material,
+    selection,
     state::{Desired, DesiredChild, Finalization},
-    telemetry,
 };
 
 pub mod compare;
@@ -145,11 +147,8 @@ pub async fn render(options: &Options) -> Result<bool, Error> {
     let plugin = Plugin::open(&engine, None, bytes.clone(), Limits::default().of_a_call(), Arc::default()).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
     let mut notes = Vec::new();
-    if let Err(error) = plugin.check_served() {
-        notes.push(format!("this host does not serve it: {}", telemetry::chain(&error)));
-    }
     let question = Question::read(options, &plugin, &bytes, &mut notes)?;
-    let rendered = question.ask(&plugin).await?;
+    let rendered = question.ask(&plugin, &mut notes).await?;
     for note in notes {
         writeln!(anstream::stderr(), "note: {note}")?;
     }
@@ -169,6 +168,8 @@ struct Question {
     child_kinds: Vec<Kind>,
     /// None: they are not known, so there is nothing to compare with.
     live: Option<Vec<Seen>>,
+    /// What the plugin's relations can select.
+    related: Arc<Vec<(KindName, Object)>>,
     request: Request,
     finalize: bool,
     limits: Limits,
@@ -229,21 +230,21 @@ impl Question {
             false => json!({}),
         };
         let context = reconcile::call_context(now, &limits, 0, &material.id(), &deletion);
-        let json = |seen: &[Seen]| seen.iter().map(|seen| seen.object.json().to_owned()).collect();
         let request = Request {
             parent: parent.object.json().to_owned(),
-            children: json(&live),
-            related: json(&related),
+            children: live.iter().map(|seen| seen.object.json().to_owned()).collect(),
+            related: Vec::new(),
             config: Value::from(material.config).to_string(),
             context: context.to_string(),
         };
         let live = (!options.children.is_empty()).then_some(live);
-        Ok(Self { parent, child_kinds, live, request, finalize: options.finalize, limits })
+        let related = related.into_iter().map(|seen| (related_kinds[seen.key.kind].name(), seen.object)).collect();
+        Ok(Self { parent, child_kinds, live, related: Arc::new(related), request, finalize: options.finalize, limits })
     }
 
-    async fn ask(self, plugin: &Plugin) -> Result<Rendered, Error> {
+    async fn ask(self, plugin: &Plugin, notes: &mut Vec<String>) -> Result<Rendered, Error> {
         let call = if self.finalize { "finalize" } else { "reconcile" };
-        let answer = self.answer(plugin).await;
+        let answer = self.answer(plugin, notes).await;
         let answer = answer.map_err(|source| Error::Failed { call, source: source.into() })?;
         Ok(match answer {
             Answer::Desired(desired) => {
@@ -258,7 +259,9 @@ impl Question {
     }
 
     /// As a reconcile of the host asks and checks.
-    async fn answer(&self, plugin: &Plugin) -> Result<Answer, reconcile::Error> {
+    async fn answer(&self, plugin: &Plugin, notes: &mut Vec<String>) -> Result<Answer, reconcile::Error> {
+        let left_out = Arc::new(Mutex::new(Vec::new()));
+        let related = self.related(plugin, left_out.clone());
         let rules = Rules {
             // As a ClusterReconciler has it.
             scope: None,
@@ -268,12 +271,45 @@ impl Question {
             max_children: usize::try_from(self.limits.children).unwrap_or(usize::MAX),
         };
         let (request, limits) = (self.request.clone(), self.limits.of_a_call());
-        if !self.finalize {
-            let answer = plugin.reconcile(request, limits).await?.map_err(reconcile::Error::Refused)?;
-            return Ok(Answer::Desired(rules.desired(answer)?));
+        let answer = if self.finalize {
+            let answer = plugin.finalize(request, related, limits).await?.ok_or(reconcile::Error::NoCleanup)?;
+            Answer::Finalization(rules.finalization(answer.map_err(reconcile::Error::Refused)?)?)
+        } else {
+            let answer = plugin.reconcile(request, related, limits).await?.map_err(reconcile::Error::Refused)?;
+            Answer::Desired(rules.desired(answer)?)
+        };
+        notes.append(&mut left_out.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(answer)
+    }
+
+    /// The related objects that are selected. The others are noted: somebody meant them to be seen.
+    fn related(
+        &self,
+        plugin: &Plugin,
+        left_out: Arc<Mutex<Vec<String>>>,
+    ) -> impl FnOnce(Vec<Selector>) -> Ready<Result<Vec<String>, reconcile::Error>> + Send + 'static + use<> {
+        let (related, kinds) = (self.related.clone(), plugin.description().related.clone());
+        move |selectors| {
+            // What the reconciler grants is not known.
+            let rules = selection::Rules { kinds: Some(&kinds), scope: None, secrets: None };
+            let selections = match rules.relations(selectors) {
+                Ok(selections) => selections,
+                Err(error) => return future::ready(Err(related::Error::from(error).into())),
+            };
+            let is_selected = |(kind, object): &&(KindName, Object)| {
+                selections.iter().any(|selection| selection.kind == *kind && selection.matches(object))
+            };
+            let (seen, others): (Vec<_>, Vec<_>) = related.iter().partition(is_selected);
+            let note = |(kind, object): &(KindName, Object)| {
+                format!(
+                    "{} {} is not selected by the plugin's relations, so it does not see it",
+                    kind.kind,
+                    object.key()
+                )
+            };
+            left_out.lock().unwrap_or_else(PoisonError::into_inner).extend(others.into_iter().map(note));
+            future::ready(Ok(seen.into_iter().map(|(_, object)| object.json().to_owned()).collect()))
         }
-        let answer = plugin.finalize(request, limits).await?.ok_or(reconcile::Error::NoCleanup)?;
-        Ok(Answer::Finalization(rules.finalization(answer.map_err(reconcile::Error::Refused)?)?))
     }
 
     /// The children that are wanted, then those that are there and are not.

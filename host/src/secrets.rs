@@ -220,8 +220,20 @@ async fn follow(
         if let (State::There(content), Some(copies)) = (&state, &copies) {
             copies.keep(content).await;
         }
-        if !matches!(tell.send_replace(state), State::Unknown) {
+        let before = tell.send_replace(state.clone());
+        if state.is_news_after(&before) {
             changed.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+impl State {
+    /// Whether it is another than before, where something was known. What cannot be read is tried again and again, which is no news.
+    fn is_news_after(&self, before: &Self) -> bool {
+        match (before, self) {
+            (Self::Unknown, _) | (Self::Missing, Self::Missing) | (Self::Unreadable(_), Self::Unreadable(_)) => false,
+            (Self::There(before), Self::There(now)) => before.version != now.version,
+            _ => true,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    ops::AddAssign,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -48,6 +49,14 @@ pub struct Size {
     pub bytes: usize,
 }
 
+impl AddAssign for Size {
+    fn add_assign(&mut self, other: Self) {
+        self.objects += other.objects;
+        self.json += other.json;
+        self.bytes += other.bytes;
+    }
+}
+
 /// A change that a watch event made to the store: the states before and after.
 #[derive(Debug)]
 pub struct Change {
@@ -60,7 +69,12 @@ pub struct Change {
 impl Store {
     /// An empty store for objects of this kind.
     pub fn of(kind: &Kind) -> Self {
-        let state = State { kind: kind.group_kind(), ..State::default() };
+        Self::of_group_kind(kind.group_kind())
+    }
+
+    /// The same, for a kind as `Kind.group`.
+    pub fn of_group_kind(kind: String) -> Self {
+        let state = State { kind, ..State::default() };
         Self { state: RwLock::new(state), synced: watch::Sender::new(false) }
     }
 

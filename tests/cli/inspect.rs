@@ -50,16 +50,16 @@ fn a_plugin_is_shown_to_a_program() {
 
 #[test]
 fn an_import_that_is_not_served_is_shown_and_then_refused_as_the_host_would() {
-    let file = Files::of("import").edited("mirror", "pilothouse:plugin/log@", "pilothouse:plugin/sql@");
+    let file = Files::of("import").edited("mirror", "pilothouse:plugin/log@", "pilothouse:plugin/ftp@");
     let shown = pilothouse(&["inspect", &file]).with_code(1);
-    assert!(shown.stdout.contains("pilothouse:plugin/sql@0.1.0    not served by this host\n"), "{shown:?}");
+    assert!(shown.stdout.contains("pilothouse:plugin/ftp@0.1.0    not served by this host\n"), "{shown:?}");
     assert!(!shown.stdout.contains("Parent"), "it cannot be asked: {shown:?}");
-    let error = "error: the plugin imports pilothouse:plugin/sql@0.1.0, which this host does not serve or which is not granted; ";
-    let serves = "it serves log of pilothouse:plugin@0.1.0, and WASI 0.2 without wasi:http\n";
+    let error = "error: the plugin imports pilothouse:plugin/ftp@0.1.0, which this host does not serve; ";
+    let serves = "it serves log, http, kube and sql of pilothouse:plugin@0.1.0, and WASI 0.2 without wasi:http\n";
     assert_eq!(shown.stderr, format!("{error}{serves}"));
 
     let json = pilothouse(&["inspect", &file, "-o", "json"]).with_code(1).json();
-    let unserved = json!({"name": "pilothouse:plugin/sql@0.1.0", "served": false});
+    let unserved = json!({"name": "pilothouse:plugin/ftp@0.1.0", "served": false});
     assert!(json["imports"].as_array().unwrap().contains(&unserved), "{json}");
     assert_eq!(format!("error: {}\n", json["error"].as_str().unwrap()), shown.stderr);
 }
@@ -77,12 +77,19 @@ fn a_part_of_another_version_is_refused() {
 }
 
 #[test]
-fn relations_are_not_served_yet_and_the_plugin_is_shown_all_the_same() {
+fn relations_are_a_part_like_others_and_one_that_is_not_as_the_contract_has_it_is_refused() {
+    let shown = pilothouse(&["inspect", &component("reach")]).with_code(0);
+    assert!(shown.stdout.contains("pilothouse:plugin/relations@0.1.0\n"), "{shown:?}");
+    assert_eq!(row(&shown.stdout, "Related"), "ConfigMap  v1");
+    // A finalizer by the name of relations.
     let file = Files::of("relations").edited("mirror", "pilothouse:plugin/finalizer@", "pilothouse:plugin/relations@");
     let shown = pilothouse(&["inspect", &file]).with_code(1);
-    assert!(shown.stdout.contains("pilothouse:plugin/relations@0.1.0   not served by this host"), "{shown:?}");
-    assert_eq!(row(&shown.stdout, "Related"), "Secret  v1");
-    assert!(shown.stderr.contains("does not serve yet"), "{shown:?}");
+    assert!(
+        shown.stderr.contains(
+            "does not keep the contract that it exports: instance export `pilothouse:plugin/relations@0.1.0`"
+        ),
+        "{shown:?}"
+    );
 }
 
 #[test]

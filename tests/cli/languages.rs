@@ -4,7 +4,7 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use pilothouse::plugin::{
-    Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, Plugin, Request, Surface, serves_import,
+    Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, Plugin, Request, Surface, none_related, serves_import,
 };
 use serde_json::{Value, json};
 
@@ -39,7 +39,9 @@ impl Language {
             json!({"apiVersion": "t.example/v1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"do": what}});
         let context = json!({"now": "2026-03-01T12:00:00Z", "attempt": 0}).to_string();
         let (parent, config) = (parent.to_string(), "{}".to_owned());
-        self.plugin.reconcile(Request { parent, children, related: Vec::new(), config, context }, limits).await
+        self.plugin
+            .reconcile(Request { parent, children, related: Vec::new(), config, context }, none_related, limits)
+            .await
     }
 
     /// What it sees of the world outside, as the data of its child.

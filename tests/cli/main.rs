@@ -143,7 +143,9 @@ fn what_is_no_plugin_has_no_manifests() {
     let foreign = files.edited("mirror", "pilothouse:plugin/finalizer@", "pilothouse:plugin/relations@");
     let refused = pilothouse(&["manifests", &foreign]).with_code(1);
     assert!(
-        refused.stderr.contains("is no plugin that this host can run: the plugin exports pilothouse:plugin/relations")
+        refused
+            .stderr
+            .contains("is no plugin that this host can run: the plugin does not keep the contract that it exports")
     );
     assert_eq!(refused.stdout, "");
 }

@@ -145,15 +145,38 @@ fn related_objects_are_for_plugins_with_relations() {
     let refused = mirror(json!({}), &["--related", &related]).with_code(1);
     assert!(refused.stderr.contains("does not export relations"), "{refused:?}");
 
-    let relating = files.edited("mirror", "pilothouse:plugin/finalizer@", "pilothouse:plugin/relations@");
-    let parent = widget(json!({"reply": {"echo": true}}));
-    let seen = pilothouse_reads(&["render", &relating, "-", "--related", &related, "-o", "json"], &parent).with_code(0);
-    assert_eq!(seen.json()["status"]["echo"]["related"], json!(["Secret/x/s", "Widget/default/other"]));
-    assert!(seen.stderr.contains("note: this host does not serve it"), "{seen:?}");
-    let pod = files.write("pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n");
-    let refused = pilothouse_reads(&["render", &relating, "-", "--related", &pod], &parent).with_code(1);
+    let reach = component("reach");
+    let parent = |relate: Value| {
+        json!({"apiVersion": "t.example/v1", "kind": "Reach", "metadata": {"name": "r"}, "spec": {"relate": relate}})
+            .to_string()
+    };
+    // The plugin sees what it selects, and nothing else.
+    let relate = parent(json!([
+        {"apiVersion": "v1", "kind": "Secret", "namespace": "x", "names": ["s", "missing"]},
+        {"apiVersion": "v1", "kind": "ConfigMap", "labels": "app=web"},
+    ]));
+    let related = files.write(
+        "related.yaml",
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: x}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, labels: {app: web}}\ndata: {key: v}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: other}\n",
+    );
+    let seen = pilothouse_reads(&["render", &reach, "-", "--related", &related, "-o", "json"], &relate).with_code(0);
+    assert_eq!(seen.json()["status"]["seen"], json!(["ConfigMap default/c v", "Secret x/s -"]));
     assert!(
-        refused.stderr.contains("pod.yaml, document 1: kind is Pod (v1), which describe() does not list under related"),
+        seen.stderr.contains("note: ConfigMap default/other is not selected by the plugin's relations"),
+        "{seen:?}"
+    );
+    let service = files.write("service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n");
+    let refused = pilothouse_reads(&["render", &reach, "-", "--related", &service], &relate).with_code(1);
+    assert!(
+        refused
+            .stderr
+            .contains("service.yaml, document 1: kind is Service (v1), which describe() does not list under related"),
+        "{refused:?}"
+    );
+    let wrong = parent(json!([{"apiVersion": "v1", "kind": "ConfigMap", "labels": "a in b"}]));
+    let refused = pilothouse_reads(&["render", &reach, "-"], &wrong).with_code(1);
+    assert!(
+        refused.stderr.contains("fails with InvalidAnswer: what the plugin selects is refused: selectors[0].labels"),
         "{refused:?}"
     );
 }
@@ -184,7 +207,7 @@ fn cleanup_is_shown_with_finalize() {
         "{differs:?}"
     );
 
-    let without = files.edited("mirror", "pilothouse:plugin/finalizer@", "pilothouse:plugin/relations@");
+    let without = files.edited("mirror", "pilothouse:plugin/finalizer@", "pilothouse:plugxx/finalizer@");
     let refused = pilothouse_reads(&["render", &without, "-", "--finalize"], &widget(json!({}))).with_code(1);
     assert!(refused.stderr.contains("does not export finalizer"), "{refused:?}");
 }

@@ -22,6 +22,7 @@ mod lease;
 mod noop;
 mod observability;
 mod outside;
+mod related;
 mod release;
 mod remote;
 mod restore;

@@ -55,6 +55,7 @@ pub mod export;
 pub mod external;
 mod failure;
 pub mod http;
+pub mod kube;
 pub mod log;
 mod object;
 mod options;
@@ -84,7 +85,7 @@ pub use serde_json::{Value, json};
 pub mod prelude {
     pub use crate::{
         ChildOptions, Condition, Describe, Desired, Event, Failure, Finalization, Finalize, Parent, Plugin, Relate,
-        Request, Selector, export_plugin, json, log, sql,
+        Request, Selector, export_plugin, json, kube, log, sql,
     };
 }
 

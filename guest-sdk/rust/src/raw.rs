@@ -10,6 +10,7 @@ pub use plugin::exports::pilothouse::plugin::reconciler;
 pub use plugin::pilothouse::plugin::{log, types};
 pub use relating::exports::pilothouse::plugin::relations;
 pub use with_http::pilothouse::plugin::http;
+pub use with_kube::pilothouse::plugin::kube;
 pub use with_sql::pilothouse::plugin::sql;
 
 macro_rules! world {
@@ -52,6 +53,11 @@ world!(relating, {
 
 world!(with_http, {
     world: "with-http",
+    with: { "pilothouse:plugin/types@0.1.0": crate::raw::plugin::pilothouse::plugin::types },
+});
+
+world!(with_kube, {
+    world: "with-kube",
     with: { "pilothouse:plugin/types@0.1.0": crate::raw::plugin::pilothouse::plugin::types },
 });
 

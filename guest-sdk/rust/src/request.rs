@@ -163,6 +163,23 @@ impl<P: Plugin> Request<P> {
         &self.related
     }
 
+    /// One of the [related](Self::related) objects, as the author's type; none if it does not exist, or was not selected.
+    ///
+    /// # Errors
+    /// As of [`Object::parse`].
+    pub fn related_object<T: DeserializeOwned>(
+        &self,
+        kind: &str,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<Option<T>, Failure> {
+        let related = self.related.iter().find(|object| {
+            let metadata = object.metadata();
+            metadata.name == name && metadata.namespace.as_deref() == namespace && object.kind() == kind
+        });
+        related.map(Object::parse).transpose()
+    }
+
     /// `spec.config` of the reconciler; `{}` when there is none.
     ///
     /// # Errors

@@ -21,8 +21,8 @@ use std::{rc::Rc, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::raw::{finalizer, reconciler, types};
-use crate::{Failure, Finalize, Plugin, http, sql};
+use crate::raw::{finalizer, reconciler, relations, types};
+use crate::{Failure, Finalize, Plugin, Relate, http, kube, sql};
 
 pub use crate::raw::types::{Cleanup, ConditionStatus, EventKind, Next};
 pub use crate::sql::fake::SqlAnswer;
@@ -44,6 +44,8 @@ pub struct Case {
     sql: Option<sql::fake::Fake>,
     #[serde(skip)]
     http: Option<http::Fake>,
+    #[serde(skip)]
+    kube: Option<kube::Fake>,
 }
 
 fn empty() -> Value {
@@ -67,7 +69,8 @@ impl Case {
     /// A parent without children.
     pub fn parent(parent: Value) -> Self {
         let (children, related) = (Vec::new(), Vec::new());
-        Self { parent, children, related, config: empty(), context: empty(), sql: None, http: None }
+        let (config, context) = (empty(), empty());
+        Self { parent, children, related, config, context, sql: None, http: None, kube: None }
     }
 
     /// A case in YAML: `parent`, and optionally `children`, `related`, `config` and `context`.
@@ -83,6 +86,28 @@ impl Case {
     #[must_use]
     pub fn child(mut self, child: Value) -> Self {
         self.children.push(child);
+        self
+    }
+
+    /// The same with one more object that the plugin's relations select.
+    #[must_use]
+    pub fn related(mut self, object: Value) -> Self {
+        self.related.push(object);
+        self
+    }
+
+    /// The same with these answers to the reads of [`kube`](crate::kube). Without them each is denied.
+    ///
+    /// ```
+    /// # use pilothouse_sdk::{kube::Read, prelude::*, testing::Case};
+    /// let case = Case::parent(json!({ "metadata": { "name": "web" }, "spec": {} })).kube(|read| match read {
+    ///     Read::Get { kind: "Node", name, .. } => Ok(vec![json!({ "metadata": { "name": name } })]),
+    ///     _ => Ok(Vec::new()),
+    /// });
+    /// ```
+    #[must_use]
+    pub fn kube(mut self, answer: impl Fn(&kube::Read<'_>) -> Result<Vec<Value>, kube::Error> + 'static) -> Self {
+        self.kube = Some(kube::Fake(Rc::new(answer)));
         self
     }
 
@@ -136,6 +161,25 @@ impl Case {
         self
     }
 
+    /// Asks which other objects it needs to see.
+    ///
+    /// # Errors
+    /// What the plugin answered.
+    ///
+    /// # Panics
+    /// When it selects a kind that [`Plugin::describe`] does not list: the host would refuse it.
+    pub fn relate<P: Relate>(&self) -> Result<Vec<types::Selector>, Failure> {
+        let relate = |request| <P as relations::Guest>::relate(types::Request { related: Vec::new(), ..request });
+        let selectors = self.with_fakes(relate).map_err(failure)?;
+        let describe = value(&P::describe().to_json());
+        for selector in &selectors {
+            let kind = json!({ "apiVersion": selector.api_version, "kind": selector.kind });
+            let declared = describe["related"].as_array().is_some_and(|all| all.contains(&kind));
+            assert!(declared, "describe() does not list the kind of this selector: {kind}");
+        }
+        Ok(selectors)
+    }
+
     /// Asks for the children.
     ///
     /// # Errors
@@ -161,7 +205,8 @@ impl Case {
     }
 
     fn with_fakes<T>(&self, ask: impl FnOnce(types::Request) -> T) -> T {
-        http::Fake::during(self.http.as_ref(), || sql::fake::with(self.sql.as_ref(), || ask(self.request())))
+        let ask = || kube::with(self.kube.as_ref(), || ask(self.request()));
+        http::Fake::during(self.http.as_ref(), || sql::fake::with(self.sql.as_ref(), ask))
     }
 
     fn request(&self) -> types::Request {

@@ -13,8 +13,12 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use super::sql::Pools;
-use crate::{crd::Grants, metrics::Calls, secrets::Secrets};
+use super::{kube::Reader, sql::Pools};
+use crate::{
+    crd::{Grants, SecretRef},
+    metrics::Calls,
+    secrets::Secrets,
+};
 
 /// How many different refusals of one reconciler are logged; the metric counts all.
 const LOGGED: usize = 100;
@@ -23,6 +27,9 @@ const LOGGED: usize = 100;
 #[derive(Default)]
 pub struct Access {
     grants: RwLock<Arc<Grants>>,
+    /// The Secrets that the plugin may see, as the service account may.
+    readable: RwLock<Arc<[SecretRef]>>,
+    reader: RwLock<Option<Arc<Reader>>>,
     calls: Arc<Calls>,
     means: Option<Means>,
     refused: Mutex<HashSet<String>>,
@@ -48,13 +55,29 @@ impl Access {
         self.grants.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Grants something else, from the next use of a capability on.
-    pub fn grant(&self, grants: Grants) {
+    /// Grants something else, from the next use of a capability on. Beside the Secrets that grants name the reconciler itself uses these.
+    pub fn grant(&self, grants: Grants, own: &[SecretRef]) {
         if let Some(means) = &self.means {
             means.secrets.follow(grants.secrets());
             means.databases.keep(&grants.sql);
         }
+        *self.readable.write().unwrap_or_else(PoisonError::into_inner) = grants.readable_secrets(own).into();
         *self.grants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(grants);
+    }
+
+    /// The Secrets that the plugin may see now, as far as the service account may.
+    pub fn readable_secrets(&self) -> Arc<[SecretRef]> {
+        self.readable.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// By whom the API server is read for the plugin from now on; none: it is not.
+    pub fn read_as(&self, reader: Option<Reader>) {
+        *self.reader.write().unwrap_or_else(PoisonError::into_inner) = reader.map(Arc::new);
+    }
+
+    /// By whom the API server is read for the plugin now.
+    pub(super) fn reader(&self) -> Option<Arc<Reader>> {
+        self.reader.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Where the calls of the plugin are counted.
@@ -94,13 +117,21 @@ impl Access {
 pub(crate) struct Outside {
     access: Arc<Access>,
     is_preview: bool,
+    /// The largest answer, in bytes.
+    output: usize,
     touched: Option<&'static str>,
     lacks: Option<String>,
 }
 
 impl Outside {
-    pub(crate) fn new(access: Arc<Access>, is_preview: bool) -> Self {
-        Self { access, is_preview, touched: None, lacks: None }
+    /// `output` is `limits.output` of the call.
+    pub(crate) fn new(access: Arc<Access>, is_preview: bool, output: usize) -> Self {
+        Self { access, is_preview, output, touched: None, lacks: None }
+    }
+
+    /// The largest answer that the plugin takes, in bytes.
+    pub(super) fn output(&self) -> usize {
+        self.output
     }
 
     /// The capability that a preview has tried to use, and that could change something outside.

@@ -224,6 +224,16 @@ impl Grants<LocalSecretRef> {
     }
 }
 
+impl Grants {
+    /// The Secrets that the plugin may see: those that are granted, but for what the host itself reads for these grants, and for those that
+    /// the reconciler uses otherwise.
+    pub fn readable_secrets(&self, own: &[SecretRef]) -> Vec<SecretRef> {
+        let is_own = |secret: &SecretRef| own.contains(secret) || self.secrets().any(|known| known == secret);
+        let listed = self.kube.iter().flat_map(|grant| &grant.secrets);
+        listed.filter(|secret| !is_own(secret)).cloned().collect()
+    }
+}
+
 impl<S> Grants<S> {
     /// The names of the capabilities of which something is granted.
     pub fn capabilities(&self) -> impl Iterator<Item = &'static str> {

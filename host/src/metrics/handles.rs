@@ -183,6 +183,8 @@ impl Heard {
 pub enum Function {
     /// `reconciler.describe`
     Describe,
+    /// `relations.relate`
+    Relate,
     /// `reconciler.reconcile`
     Reconcile,
     /// `finalizer.finalize`
@@ -192,12 +194,13 @@ pub enum Function {
 }
 
 impl Function {
-    const ALL: [Self; 4] = [Self::Describe, Self::Reconcile, Self::Finalize, Self::Preview];
+    const ALL: [Self; 5] = [Self::Describe, Self::Relate, Self::Reconcile, Self::Finalize, Self::Preview];
 
     /// Its name in metrics: that in the contract, but for a preview.
     pub fn name(self) -> &'static str {
         match self {
             Self::Describe => "describe",
+            Self::Relate => "relate",
             Self::Reconcile => "reconcile",
             Self::Finalize => "finalize",
             Self::Preview => "preview",

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use super::describe::KindName;
+
 /// `desired` of the WIT.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
@@ -122,6 +124,19 @@ pub enum Failure {
     RetryAfter(Duration, String),
     /// Do not try again until something changes.
     Terminal(String),
+}
+
+/// `selector` of the WIT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selector {
+    /// Which kind.
+    pub kind: KindName,
+    /// In which namespace.
+    pub namespace: Option<String>,
+    /// Which names; empty: all.
+    pub names: Vec<String>,
+    /// With which labels, as `kubectl -l` has it; empty: with any.
+    pub labels: String,
 }
 
 /// `cleanup` of the WIT.

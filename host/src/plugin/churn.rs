@@ -14,6 +14,7 @@ use serde_json::Map;
 use super::{
     CallLimits, Engine, GUEST_MEMORY, Request,
     hostile::{self, Guest},
+    none_related,
 };
 use crate::{
     metrics::process,
@@ -50,7 +51,7 @@ impl Revisions {
     async fn call(&self, traps: bool) {
         let revision = self.serving.read().unwrap().clone();
         let parent = if traps { String::new() } else { "{}".to_owned() };
-        let answer = revision.plugin.reconcile(Request { parent, ..hostile::request() }, LIMITS).await;
+        let answer = revision.plugin.reconcile(Request { parent, ..hostile::request() }, none_related, LIMITS).await;
         match answer {
             // It ends on the revision that it began with.
             Ok(Ok(answer)) => assert_eq!((answer.children[0].object.as_str(), traps), (&*revision.config, false)),

@@ -18,14 +18,12 @@ use wasmtime::{
     component::{Instance, InstancePre},
 };
 
-use super::{Answer, CallState, Failure, FinalizeAnswer, Request, Surface};
+use super::{Answer, CallState, Failure, FinalizeAnswer, Request, Selector, Surface};
 
 /// The package of the contract.
 const PACKAGE: &str = "pilothouse:plugin";
 /// What this host knows to call.
-const PARTS: [&str; 2] = ["reconciler", "finalizer"];
-/// What is in the contract, and no host can call yet.
-const RELATIONS: &str = "relations";
+const PARTS: [&str; 3] = ["reconciler", "finalizer", "relations"];
 
 /// One version of the contract.
 pub(super) struct Version {
@@ -46,8 +44,19 @@ pub(super) trait Contract: Send + Sync {
     /// Whether it cleans up after its parents.
     fn has_finalizer(&self) -> bool;
 
+    /// Whether it looks at objects that it does not own.
+    fn has_relations(&self) -> bool;
+
     /// Asks what it is, and sees that all that it exports is as the contract has it.
     fn describe<'a>(self: Arc<Self>, store: &'a mut Store<CallState>, instance: &'a Instance) -> Entered<'a, String>;
+
+    /// Asks what it needs to see of a parent's surroundings. Only one that has relations is asked.
+    fn relate<'a>(
+        self: Arc<Self>,
+        store: &'a mut Store<CallState>,
+        instance: &'a Instance,
+        request: Request,
+    ) -> Entered<'a, Result<Vec<Selector>, Failure>>;
 
     /// Asks for the children of a parent.
     fn reconcile<'a>(
@@ -57,13 +66,13 @@ pub(super) trait Contract: Send + Sync {
         request: Request,
     ) -> Entered<'a, Result<Answer, Failure>>;
 
-    /// Asks to clean up after a parent. None: it never does.
+    /// Asks to clean up after a parent. Only one that has a finalizer is asked.
     fn finalize<'a>(
         self: Arc<Self>,
         store: &'a mut Store<CallState>,
         instance: &'a Instance,
         request: Request,
-    ) -> Entered<'a, Option<Result<FinalizeAnswer, Failure>>>;
+    ) -> Entered<'a, Result<FinalizeAnswer, Failure>>;
 }
 
 /// The exports of a component, if it has those that it should.
@@ -81,7 +90,7 @@ pub(super) struct Mismatch(&'static str);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It exports a part in a version, or a part altogether, that this host does not know.
-    #[error("the plugin exports {export}, which this host does not know; it serves {PACKAGE}@{}: reconciler, finalizer", served().join(", "))]
+    #[error("the plugin exports {export}, which this host does not know; it serves {PACKAGE}@{}: {}", served().join(", "), PARTS.join(", "))]
     UnknownExport {
         /// The name of the export.
         export: String,
@@ -122,7 +131,7 @@ pub(super) fn choose(surface: &Surface) -> Result<&'static Version, Error> {
     let ours = || surface.exports.iter().filter_map(|export| Some((export, part(export)?)));
     // An export of ours that nobody would ever call is a mistake worth telling: a finalizer of another version would never clean up.
     for (export, (part, version)) in ours() {
-        if version.is_none() || !PARTS.contains(&part) && part != RELATIONS {
+        if version.is_none() || !PARTS.contains(&part) {
             return Err(Error::UnknownExport { export: export.clone() });
         }
     }
@@ -137,11 +146,6 @@ pub(super) fn choose(surface: &Surface) -> Result<&'static Version, Error> {
         Some((export, _)) => Err(Error::TwoVersions { export: export.clone(), version: chosen.version }),
         None => Ok(chosen),
     }
-}
-
-/// Whether it looks at objects that it does not own.
-pub(super) fn has_relations(surface: &Surface) -> bool {
-    surface.exports.iter().any(|export| part(export).is_some_and(|(part, _)| part == RELATIONS))
 }
 
 impl Version {

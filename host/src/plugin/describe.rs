@@ -37,7 +37,7 @@ pub struct Description {
 }
 
 /// A kind by name.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KindName {
     /// `group/version`, or `version` alone for the core group.
@@ -98,6 +98,11 @@ impl KindName {
         self.kind == other.kind && self.gvk().group == other.gvk().group
     }
 
+    /// `Kind.group`: the kind whatever its version.
+    pub fn group_kind(&self) -> String {
+        format!("{}.{}", self.kind, self.gvk().group).trim_end_matches('.').to_owned()
+    }
+
     /// The kind in parts.
     pub fn gvk(&self) -> GroupVersionKind {
         let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
@@ -118,6 +123,9 @@ impl Description {
             if description.children[..at].iter().any(|other| other.is_same_kind(child)) {
                 return Err(Error::KindTwice { field: format!("children[{at}]") });
             }
+        }
+        for (at, related) in description.related.iter().enumerate() {
+            related.check(&format!("related[{at}]"))?;
         }
         match description.capabilities.iter().find(|name| *name != "log" && capability::of_name(name).is_none()) {
             Some(unknown) => Err(Error::Capability(unknown.clone())),

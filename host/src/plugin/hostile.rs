@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request,
+    Answer, CallError, CallLimits, Engine, Failure, GUEST_MEMORY, LoadError, Plugin, Request, none_related,
     wat::{self, escaped},
 };
 use crate::telemetry;
@@ -165,7 +165,7 @@ async fn ask(engine: &Arc<Engine>, guest: Guest) -> Result<Result<Answer, Failur
     // What is to be answered has to be in its memory.
     let limits = CallLimits { memory: LIMITS.memory.max(guest.pages as usize * 65_536), ..LIMITS };
     let plugin = Plugin::load(engine, None, guest.component(), limits, Arc::default()).await.unwrap();
-    plugin.reconcile(request(), limits).await
+    plugin.reconcile(request(), none_related, limits).await
 }
 
 /// The most memory that this process ever had, in MB.
@@ -328,7 +328,7 @@ async fn c51_c53_each_that_does_harm_by_calling_the_host_is_ended_too() {
     ] {
         let plugin = load(&engine, guest.with_wasi(world)).await;
         let plugin = plugin.unwrap_or_else(|error| panic!("{what}: {}", telemetry::chain(&error)));
-        let Err(error) = plugin.reconcile(request(), LIMITS).await else { panic!("{what}: it was answered") };
+        let Err(error) = plugin.reconcile(request(), none_related, LIMITS).await else { panic!("{what}: it was answered") };
         let message = telemetry::chain(&error);
         assert_eq!(error.category(), category, "{what}: {message}");
         assert!(message.contains(why), "{what}: {message}");
@@ -371,7 +371,7 @@ async fn the_wall_clock_stands_still_at_the_time_of_the_request() {
     // 0x6172_7479 seconds: `ytra` in memory.
     let request = Request { context: r#"{"now":"2021-10-22T08:21:13Z"}"#.to_owned(), ..request() };
     for _ in 0..2 {
-        let answer = plugin.reconcile(request.clone(), LIMITS).await.unwrap().unwrap();
+        let answer = plugin.reconcile(request.clone(), none_related, LIMITS).await.unwrap().unwrap();
         assert_eq!(answer.children[0].object, "ytra");
     }
 }
@@ -430,7 +430,7 @@ async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
         (
             "calls a log of the next minor",
             newer_log,
-            "the plugin imports pilothouse:plugin/log@0.2.0, which this host does not serve or which is not granted; it serves log",
+            "the plugin imports pilothouse:plugin/log@0.2.0, which this host does not serve; it serves log",
         ),
         (
             "means to reach somebody by wasi:http",
@@ -465,7 +465,7 @@ async fn c51_eight_neighbours_that_compute_for_ever_cost_a_call_little() {
     let calls = async |times: &mut Vec<Duration>| {
         for _ in 0..100 {
             let begun = Instant::now();
-            neighbour.reconcile(request(), long).await.unwrap().unwrap();
+            neighbour.reconcile(request(), none_related, long).await.unwrap().unwrap();
             times.push(begun.elapsed());
         }
     };
@@ -475,7 +475,7 @@ async fn c51_eight_neighbours_that_compute_for_ever_cost_a_call_little() {
         calls(&mut alone).await;
         let spin = || {
             let spinner = spinner.clone();
-            tokio::spawn(async move { spinner.reconcile(request(), long).await })
+            tokio::spawn(async move { spinner.reconcile(request(), none_related, long).await })
         };
         let spinners = [(); 8].map(|()| spin());
         calls(&mut beside).await;
@@ -504,17 +504,17 @@ async fn all_guests_together_have_so_much_memory_and_what_one_had_is_given_back(
     let long = CallLimits { timeout: Duration::from_secs(3), ..LIMITS };
     let hold = || {
         let holds = holds.clone();
-        tokio::spawn(async move { holds.reconcile(request(), long).await })
+        tokio::spawn(async move { holds.reconcile(request(), none_related, long).await })
     };
     let held = [hold(), hold()];
     // Until both are there.
-    while good.reconcile(request(), LIMITS).await.is_ok() {
+    while good.reconcile(request(), none_related, LIMITS).await.is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let error = good.reconcile(request(), LIMITS).await.unwrap_err();
+    let error = good.reconcile(request(), none_related, LIMITS).await.unwrap_err();
     assert_eq!(error.category(), "GuestMemoryExhausted", "{}", telemetry::chain(&error));
     for held in held {
         assert_eq!(held.await.unwrap().unwrap_err().category(), "PluginDeadline");
     }
-    good.reconcile(request(), LIMITS).await.unwrap().unwrap();
+    good.reconcile(request(), none_related, LIMITS).await.unwrap().unwrap();
 }

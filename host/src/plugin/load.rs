@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
+use tracing::Instrument as _;
 
 use super::{
-    Access, CallError, CallLimits, Description, Engine, Guest, Plugin, Surface, call, compile, contract, describe,
+    Access, Call, CallError, CallLimits, Description, Engine, Guest, Plugin, Surface, compile, contract, describe,
 };
 use crate::{capability, identity, metrics::Function};
 
@@ -46,12 +47,6 @@ pub enum Error {
     /// It exports what is in the contract, but not as the contract has it.
     #[error("the plugin does not keep the contract that it exports")]
     Export(#[source] wasmtime::Error),
-    /// It looks at objects that it does not own.
-    #[error(
-        "the plugin exports pilothouse:plugin/relations, which this host does not serve yet; `pilothouse render` can show what it \
-         makes of a parent"
-    )]
-    Relations,
     /// It gave no description.
     #[error("failed to ask the plugin what it is (describe)")]
     Describe(#[source] CallError),
@@ -73,7 +68,6 @@ impl Plugin {
         access: Arc<Access>,
     ) -> Result<Self, Error> {
         let plugin = Self::open(engine, namespace, bytes, limits, access).await?;
-        plugin.check_served()?;
         plugin.check_granted()?;
         Ok(plugin)
     }
@@ -101,24 +95,16 @@ impl Plugin {
         let contract = version.bind(&component).map_err(Error::Export)?;
         let guest = Guest { engine: engine.clone(), component, log_rate: Arc::default(), access };
         let asked = contract.clone();
-        let (answer, usage) =
-            call(&guest, limits, String::new(), Function::Describe, |store, instance| asked.describe(store, instance))
-                .await;
+        let call = Call { function: Function::Describe, is_preview: false, limits, context: String::new() };
+        let entered = guest.clone();
+        let described = async move { entered.call(call, |store, instance| asked.describe(store, instance)).await };
+        let (answer, usage) = engine.run(described.in_current_span()).await.unwrap_or((Err(CallError::Host), None));
         guest.access.calls().note(Function::Describe, answer.as_ref().map(|_| None), usage);
         let description = Description::read(&answer.map_err(|error| match error {
             CallError::Mismatch(error) => Error::Export(error),
             error => Error::Describe(error),
         })?)?;
-        let relations = contract::has_relations(&surface);
-        Ok(Self { guest, contract, _file: file, relations, imports: surface.imports, description, digest })
-    }
-
-    /// Whether this host has all that the plugin wants of it.
-    ///
-    /// # Errors
-    /// If something is missing.
-    pub fn check_served(&self) -> Result<(), Error> {
-        if self.relations { Err(Error::Relations) } else { Ok(()) }
+        Ok(Self { guest, contract, _file: file, imports: surface.imports, description, digest })
     }
 
     fn check_granted(&self) -> Result<(), Error> {

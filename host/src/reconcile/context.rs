@@ -25,6 +25,7 @@ use crate::{
     metrics,
     object::{Kind, Object, ObjectKey},
     plugin::ConditionStatus,
+    related::Related,
     revision::Revision,
     rollout::{self, Health, Standing},
     state::{ChildKey, LastStatus, Memory},
@@ -33,7 +34,7 @@ use crate::{
 };
 
 /// Which parent: its name, and the very object of that name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParentKey {
     /// Where it is.
     pub object: ObjectKey,
@@ -84,6 +85,8 @@ pub struct Context {
     pub orphaned: Mutex<HashSet<String>>,
     /// Parents that are gone though our finalizer was on them, by UID, as they were at last.
     pub vanished: Mutex<HashMap<String, Arc<Object>>>,
+    /// What its parents see beside their children.
+    pub related: Arc<Related>,
     /// What it remembers of each parent, by UID.
     pub memory: Mutex<HashMap<String, Memory>>,
     /// How its parents are.

@@ -36,7 +36,7 @@ impl<'a> Question<'a> {
     ///
     /// # Errors
     /// As in a reconcile.
-    pub async fn ask(&self, revision: &Revision) -> Result<Desired, Error> {
+    pub async fn ask(&self, revision: &Arc<Revision>) -> Result<Desired, Error> {
         let settings = self.context.settings();
         let context = call_context(self.now, &settings.limits, 0, &revision.id, &json!({}));
         let request = Request {
@@ -46,7 +46,8 @@ impl<'a> Question<'a> {
             config: revision.config.clone(),
             context: context.to_string(),
         };
-        let answer = revision.plugin.preview(request, settings.limits.of_a_call()).await?;
+        let related = self.context.related.glance(revision);
+        let answer = revision.plugin.preview(request, related, settings.limits.of_a_call()).await?;
         let rules = desired::Rules {
             kinds: self.kinds,
             declared: &revision.plugin.description().children,

@@ -385,7 +385,7 @@ impl Reconciler {
     }
 
     /// Asks both revisions about the parents that would go over first. With the path at which an answer was not the same the second time.
-    async fn look(&self, controller: &Controller, new: &Revision, kinds: &[Kind]) -> (Summary, Option<String>) {
+    async fn look(&self, controller: &Controller, new: &Arc<Revision>, kinds: &[Kind]) -> (Summary, Option<String>) {
         let context = &controller.context;
         let mut parents = context.parents.all();
         parents.retain(|parent| !parent.is_deleting() && !context.is_others(parent));

@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Error, SERVED, choose, minor, served, v0_0};
 use crate::{
     identity,
-    plugin::{CallLimits, Cleanup, Engine, Failure, LoadError, Next, Plugin, Request, Surface},
+    plugin::{CallLimits, Cleanup, Engine, Failure, LoadError, Next, Plugin, Request, Surface, none_related},
     telemetry,
 };
 
@@ -148,13 +148,13 @@ async fn c49_components_of_every_released_version_load_for_ever() {
 async fn c49_a_plugin_of_the_version_before_is_called_in_it_and_answers_in_the_newest() {
     let engine = Arc::new(Engine::new(1 << 30).unwrap());
     let plugin = load(&engine, v0_0::guest()).await.unwrap();
-    let answer = plugin.reconcile(request("{}"), LIMITS).await.unwrap().unwrap();
+    let answer = plugin.reconcile(request("{}"), none_related, LIMITS).await.unwrap().unwrap();
     assert_eq!((answer.children.len(), answer.children[0].options.as_str(), answer.extra.as_str()), (1, "{}", "{}"));
     assert_eq!(answer.next, Next::After(Duration::from_secs(5)));
-    let failure = plugin.reconcile(request("!"), LIMITS).await.unwrap().unwrap_err();
+    let failure = plugin.reconcile(request("!"), none_related, LIMITS).await.unwrap().unwrap_err();
     assert_eq!(failure, Failure::Terminal("!".to_owned()));
     assert!(plugin.has_finalizer());
-    let cleanup = plugin.finalize(request("{}"), LIMITS).await.unwrap().unwrap().unwrap();
+    let cleanup = plugin.finalize(request("{}"), none_related, LIMITS).await.unwrap().unwrap().unwrap();
     assert_eq!((cleanup.cleanup, cleanup.children), (Cleanup::Waiting(Duration::from_secs(7)), None));
 }
 
@@ -171,7 +171,7 @@ fn c49_a_plugin_is_called_in_the_newest_version_that_it_exports_whole() {
     assert_eq!(choose(&["reconciler@0.1.7"]), Ok("0.1.0"), "a newer patch exports the same");
     let refused = |exports| choose(exports).unwrap_err();
     let unknown = "the plugin exports pilothouse:plugin/reconciler@0.2.0, which this host does not know; it serves \
-                   pilothouse:plugin@0.1.0, 0.0.9: reconciler, finalizer";
+                   pilothouse:plugin@0.1.0, 0.0.9: reconciler, finalizer, relations";
     assert_eq!(refused(&["reconciler@0.2.0"]), unknown);
     let two =
         "the plugin exports pilothouse:plugin/finalizer@0.0.9, but its reconciler in 0.1.0: export both in one version";

@@ -14,7 +14,7 @@ use crate::{
         pilothouse::plugin::{log, types},
     },
     capability::log::LogContext,
-    plugin::{Answer, CallState, Child, Cleanup, Failure, FinalizeAnswer, Next, Request},
+    plugin::{Answer, CallState, Child, Cleanup, Failure, FinalizeAnswer, Next, Request, Selector},
 };
 
 struct Exports {
@@ -34,11 +34,24 @@ impl Contract for Exports {
         true
     }
 
+    fn has_relations(&self) -> bool {
+        false
+    }
+
     fn describe<'a>(self: Arc<Self>, store: &'a mut Store<CallState>, instance: &'a Instance) -> Entered<'a, String> {
         Box::pin(async move {
             let reconciler = self.reconciler.load(&mut *store, instance);
             reconciler.map_err(|error| error.context(Mismatch("reconciler")))?.call_describe(store).await
         })
+    }
+
+    fn relate<'a>(
+        self: Arc<Self>,
+        _: &'a mut Store<CallState>,
+        _: &'a Instance,
+        _: Request,
+    ) -> Entered<'a, Result<Vec<Selector>, Failure>> {
+        Box::pin(async move { Ok(Ok(Vec::new())) })
     }
 
     fn reconcile<'a>(
@@ -58,11 +71,11 @@ impl Contract for Exports {
         store: &'a mut Store<CallState>,
         instance: &'a Instance,
         request: Request,
-    ) -> Entered<'a, Option<Result<FinalizeAnswer, Failure>>> {
+    ) -> Entered<'a, Result<FinalizeAnswer, Failure>> {
         Box::pin(async move {
             let finalizer = self.finalizer.load(&mut *store, instance)?;
             let answer = finalizer.call_finalize(store, &request.into()).await?;
-            Ok(Some(answer.map(FinalizeAnswer::from).map_err(Failure::from)))
+            Ok(answer.map(FinalizeAnswer::from).map_err(Failure::from))
         })
     }
 }

@@ -10,26 +10,30 @@ use wasmtime::{
 use super::{Bound, Contract, Entered, Mismatch};
 use crate::{
     bindings::v0_1::{
-        exports::pilothouse::plugin::{finalizer, reconciler},
+        exports::pilothouse::plugin::{finalizer, reconciler, relations},
         pilothouse::plugin::types,
     },
     plugin::{
         Answer, CallState, Child, Cleanup, Condition, ConditionStatus, Event, EventKind, Failure, FinalizeAnswer, Next,
-        Request,
+        Request, Selector, describe::KindName,
     },
 };
 
 struct Exports {
     reconciler: reconciler::GuestIndices,
     finalizer: Option<finalizer::GuestIndices>,
+    relations: Option<relations::GuestIndices>,
 }
 
 /// Finds the exports of a component.
 pub(super) fn bind(component: &InstancePre<CallState>) -> Bound {
-    let cleans_up = component.component().get_export_index(None, "pilothouse:plugin/finalizer@0.1.0").is_some();
+    let has = |part: &str| component.component().get_export_index(None, part).is_some();
+    let cleans_up = has("pilothouse:plugin/finalizer@0.1.0");
+    let relates = has("pilothouse:plugin/relations@0.1.0");
     Ok(Arc::new(Exports {
         reconciler: reconciler::GuestIndices::new(component)?,
         finalizer: cleans_up.then(|| finalizer::GuestIndices::new(component)).transpose()?,
+        relations: relates.then(|| relations::GuestIndices::new(component)).transpose()?,
     }))
 }
 
@@ -50,6 +54,15 @@ impl Exports {
         let Some(finalizer) = &self.finalizer else { return Ok(None) };
         finalizer.load(store, instance).map(Some).map_err(|error| error.context(Mismatch("finalizer")))
     }
+
+    fn relations(
+        &self,
+        store: &mut Store<CallState>,
+        instance: &Instance,
+    ) -> Result<Option<relations::Guest>, wasmtime::Error> {
+        let Some(relations) = &self.relations else { return Ok(None) };
+        relations.load(store, instance).map(Some).map_err(|error| error.context(Mismatch("relations")))
+    }
 }
 
 impl Contract for Exports {
@@ -57,10 +70,27 @@ impl Contract for Exports {
         self.finalizer.is_some()
     }
 
+    fn has_relations(&self) -> bool {
+        self.relations.is_some()
+    }
+
     fn describe<'a>(self: Arc<Self>, store: &'a mut Store<CallState>, instance: &'a Instance) -> Entered<'a, String> {
         Box::pin(async move {
             self.finalizer(store, instance)?;
+            self.relations(store, instance)?;
             self.reconciler(store, instance)?.call_describe(store).await
+        })
+    }
+
+    fn relate<'a>(
+        self: Arc<Self>,
+        store: &'a mut Store<CallState>,
+        instance: &'a Instance,
+        request: Request,
+    ) -> Entered<'a, Result<Vec<Selector>, Failure>> {
+        Box::pin(async move {
+            let relations = self.relations(store, instance)?.ok_or(Mismatch("relations"))?;
+            Ok(relations.call_relate(store, &request.into()).await?.map(all).map_err(Failure::from))
         })
     }
 
@@ -81,11 +111,11 @@ impl Contract for Exports {
         store: &'a mut Store<CallState>,
         instance: &'a Instance,
         request: Request,
-    ) -> Entered<'a, Option<Result<FinalizeAnswer, Failure>>> {
+    ) -> Entered<'a, Result<FinalizeAnswer, Failure>> {
         Box::pin(async move {
-            let Some(finalizer) = self.finalizer(store, instance)? else { return Ok(None) };
+            let finalizer = self.finalizer(store, instance)?.ok_or(Mismatch("finalizer"))?;
             let answer = finalizer.call_finalize(store, &request.into()).await?;
-            Ok(Some(answer.map(FinalizeAnswer::from).map_err(Failure::from)))
+            Ok(answer.map(FinalizeAnswer::from).map_err(Failure::from))
         })
     }
 }
@@ -131,6 +161,12 @@ fn all<T, U: From<T>>(values: Vec<T>) -> Vec<U> {
 
 fn millis(millis: u32) -> Duration {
     Duration::from_millis(millis.into())
+}
+
+impl From<types::Selector> for Selector {
+    fn from(types::Selector { api_version, kind, namespace, names, labels }: types::Selector) -> Self {
+        Self { kind: KindName { api_version, kind }, namespace, names, labels }
+    }
 }
 
 impl From<types::Child> for Child {
