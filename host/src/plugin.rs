@@ -191,6 +191,11 @@ impl Plugin {
         self.contract.has_finalizer()
     }
 
+    /// Whether it may have changed something outside of the cluster, for whatever parent, since its reconciler is here.
+    pub fn may_have_changed_outside(&self) -> bool {
+        self.guest.access.may_have_changed()
+    }
+
     /// Whether it looks at objects that it does not own.
     pub fn has_relations(&self) -> bool {
         self.contract.has_relations()

@@ -445,7 +445,12 @@ impl<'a> Turn<'a> {
         let observed = observe::observe(self.context, parent);
         let limits = self.context.settings().limits.of_a_call();
         let request = self.request(&observed, &json!({}));
-        let answer = match self.revision.plugin.reconcile(request, self.related(), limits).await {
+        let answer = self.revision.plugin.reconcile(request, self.related(), limits).await;
+        if self.revision.plugin.may_have_changed_outside() {
+            // Whatever it answered, and if it was ended in the midst of it.
+            self.memory.ever_applied = Some(true);
+        }
+        let answer = match answer {
             Err(Error::Related(related::Error::Listing)) => return Ok(Break(Next::OnChange)),
             answer => answer?,
         };

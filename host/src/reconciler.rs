@@ -677,7 +677,8 @@ impl Reconciler {
             HOST => self.impersonate(&self.declared.account.user())?,
             _ => client.clone(),
         };
-        let related = Related::new(reads, scope, self.access.clone(), watches.clone(), queue.clone());
+        let is_over = binding.account == HOST;
+        let related = Related::new(reads, scope, is_over, self.access.clone(), watches.clone(), queue.clone());
         let mut tally = Tally::default();
         tally.serve(&revisions.active.id, revisions.candidate.as_ref().map(|it| it.revision.id.as_str()));
         let context = Context {

@@ -105,6 +105,8 @@ pub struct Related {
     client: Client,
     /// The one namespace that the reconciler may see.
     scope: Option<String>,
+    /// The account has no rights any more: nothing is shown, since nothing can be, and cleanup does not wait for it.
+    is_over: bool,
     access: Arc<Access>,
     watches: watcher::Config,
     queue: Arc<Queue<ParentKey>>,
@@ -126,12 +128,13 @@ impl Related {
     pub fn new(
         client: Client,
         scope: Option<String>,
+        is_over: bool,
         access: Arc<Access>,
         watches: watcher::Config,
         queue: Arc<Queue<ParentKey>>,
     ) -> Arc<Self> {
         let (threads, span, state) = (Handle::current(), Span::current(), Mutex::default());
-        Arc::new(Self { client, scope, access, watches, queue, threads, span, state })
+        Arc::new(Self { client, scope, is_over, access, watches, queue, threads, span, state })
     }
 
     /// What a revision shows of the objects that a parent selects; it goes on to select them.
@@ -143,6 +146,9 @@ impl Related {
         let (related, parent, revision) = (self.clone(), parent.clone(), revision.clone());
         move |selectors| {
             async move {
+                if related.is_over {
+                    return Ok(Vec::new());
+                }
                 let selections = related.selections(&revision, selectors)?;
                 related.select(&parent, &selections);
                 Ok(related.show(Some(&parent), &selections, LISTS).await?)

@@ -6,14 +6,20 @@
 use std::{
     collections::HashSet,
     fmt,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use super::{kube::Reader, sql::Pools};
+use super::{
+    kube::{self, Reader},
+    sql::Pools,
+};
 use crate::{
     crd::{Grants, SecretRef},
     metrics::Calls,
@@ -22,6 +28,8 @@ use crate::{
 
 /// How many different refusals of one reconciler are logged; the metric counts all.
 const LOGGED: usize = 100;
+/// The errors of the contract with which no byte was sent.
+const NOT_SENT: [&str; 3] = ["denied", "credentials", "dns"];
 
 /// See the module's documentation. The default reaches nothing.
 #[derive(Default)]
@@ -33,6 +41,9 @@ pub struct Access {
     calls: Arc<Calls>,
     means: Option<Means>,
     refused: Mutex<HashSet<String>>,
+    /// How often a capability was used that could change something outside, and how often certainly nothing came of it.
+    used: AtomicUsize,
+    in_vain: AtomicUsize,
 }
 
 /// By what a host reaches something.
@@ -80,6 +91,14 @@ impl Access {
         self.reader.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether the plugin may have changed something outside since this was made, for whatever parent. One whose call was ended in the midst
+    /// of it may have.
+    pub(crate) fn may_have_changed(&self) -> bool {
+        // In this order: what has begun meanwhile counts, and not what has ended.
+        let in_vain = self.in_vain.load(Ordering::SeqCst);
+        self.used.load(Ordering::SeqCst) > in_vain
+    }
+
     /// Where the calls of the plugin are counted.
     pub(crate) fn calls(&self) -> &Arc<Calls> {
         &self.calls
@@ -105,6 +124,9 @@ impl Access {
     /// A capability was used, and it came to this: `ok`, or the name of the error in the contract. A refusal is logged, each once.
     pub(super) fn note(&self, capability: &'static str, outcome: &'static str, refusal: Option<&str>) {
         self.calls.note_use(capability, outcome);
+        if capability != kube::KUBE && NOT_SENT.contains(&outcome) {
+            self.in_vain.fetch_add(1, Ordering::SeqCst);
+        }
         let Some(refusal) = refusal else { return };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() < LOGGED && refused.insert(format!("{capability} {refusal}")) {
@@ -160,6 +182,7 @@ impl Outside {
     /// in mind, whatever the plugin makes of it.
     #[expect(clippy::wrong_self_convention, reason = "it is no conversion")]
     pub(super) fn to_change(&mut self, capability: &'static str) -> Result<&Arc<Access>, &'static str> {
+        self.access.used.fetch_add(1, Ordering::SeqCst);
         if self.is_preview {
             self.touched = Some(capability);
             return Err("this is a preview: nothing outside of the cluster is touched");

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The name of the capability.
-const KUBE: &str = "kube";
+pub(super) const KUBE: &str = "kube";
 /// The most objects in an answer.
 const MAX_OBJECTS: usize = 1000;
 /// How many objects are asked for at once.

@@ -29,7 +29,7 @@ impl Reach {
         let access = Arc::new(Access::new(calls.clone(), Arc::new(Secrets::fixed())));
         let reach = Self { access, calls };
         reach.rotate(Some(secret));
-        reach.access.grant(serde_json::from_value(json!({ "http": grants })).expect("these are grants"));
+        reach.access.grant(serde_json::from_value(json!({ "http": grants })).expect("these are grants"), &[]);
         reach
     }
 
@@ -38,7 +38,7 @@ impl Reach {
     }
 
     async fn send(&self, request: Request) -> Result<Response, Error> {
-        Outside::new(self.access.clone(), false).send(request).await
+        Outside::new(self.access.clone(), false, 1 << 20).send(request).await
     }
 
     fn uses(&self) -> BTreeMap<&'static str, u64> {
@@ -368,7 +368,7 @@ async fn credentials_are_added_as_they_are_now_and_nothing_is_sent_without() {
             assert!(matches!(&answer, Err(Error::Credentials(why)) if why.contains("default/secret")), "{answer:?}");
         }
         reach.rotate(None);
-        let mut outside = Outside::new(reach.access.clone(), false);
+        let mut outside = Outside::new(reach.access.clone(), false, 1 << 20);
         assert!(matches!(outside.send(get("/")).await, Err(Error::Credentials(_))));
         assert!(outside.lacks().is_some_and(|why| why.contains("default/secret")), "the condition says it");
         assert_eq!(server.connections(), before);
@@ -429,7 +429,7 @@ async fn what_is_revoked_is_refused_from_the_next_request_on() {
     let server = Server::start(|_| Answer::say(200, "")).await;
     let reach = Reach::new(json!([grant(&server.url(), json!({}))]), &[]);
     reach.send(get("/")).await.expect("it is granted");
-    reach.access.grant(Grants::default());
+    reach.access.grant(Grants::default(), &[]);
     assert!(matches!(reach.send(get("/")).await, Err(Error::Denied(_))));
     assert_eq!(server.connections(), 1);
 }
@@ -438,7 +438,7 @@ async fn what_is_revoked_is_refused_from_the_next_request_on() {
 async fn a_preview_sends_nothing_and_is_told_apart() {
     let server = Server::start(|_| Answer::say(200, "")).await;
     let reach = Reach::new(json!([grant(&server.url(), json!({}))]), &[]);
-    let mut outside = Outside::new(reach.access.clone(), true);
+    let mut outside = Outside::new(reach.access.clone(), true, 1 << 20);
     assert!(matches!(outside.send(get("/")).await, Err(Error::Denied(_))));
     assert_eq!((outside.touched(), server.connections()), (Some("http"), 0));
 }

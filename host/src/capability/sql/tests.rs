@@ -72,20 +72,20 @@ impl Reconciler {
     }
 
     fn grant(&self, sql: Vec<SqlGrant>) {
-        self.access.grant(Grants { sql, ..Grants::default() });
+        self.access.grant(Grants { sql, ..Grants::default() }, &[]);
     }
 
     async fn query(&self, grant: &str, text: &str, parameters: &[Value]) -> Result<Rows, Error> {
-        Outside::new(self.access.clone(), false).query(grant.to_owned(), statement(text, parameters)).await
+        Outside::new(self.access.clone(), false, 1 << 20).query(grant.to_owned(), statement(text, parameters)).await
     }
 
     async fn execute(&self, grant: &str, text: &str, parameters: &[Value]) -> Result<u64, Error> {
-        Outside::new(self.access.clone(), false).execute(grant.to_owned(), statement(text, parameters)).await
+        Outside::new(self.access.clone(), false, 1 << 20).execute(grant.to_owned(), statement(text, parameters)).await
     }
 
     async fn transact(&self, grant: &str, texts: &[&str]) -> Result<Vec<u64>, Error> {
         let statements = texts.iter().map(|text| statement(text, &[])).collect();
-        Outside::new(self.access.clone(), false).transact(grant.to_owned(), statements).await
+        Outside::new(self.access.clone(), false, 1 << 20).transact(grant.to_owned(), statements).await
     }
 
     /// The one value of a query.
@@ -347,7 +347,7 @@ async fn what_is_not_granted_is_refused_counted_and_logged_once() {
     // Nothing outlives a grant, and a preview touches nothing.
     it.grant(Vec::new());
     assert!(matches!(it.query("look", "SELECT 1", &[]).await, Err(Error::Denied(_))));
-    let mut preview = Outside::new(it.access.clone(), true);
+    let mut preview = Outside::new(it.access.clone(), true, 1 << 20);
     let answer = preview.query("look".to_owned(), statement("SELECT 1", &[])).await;
     assert!(matches!(answer, Err(Error::Denied(_))));
     assert_eq!(preview.touched(), Some("sql"));
