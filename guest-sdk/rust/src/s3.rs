@@ -1,4 +1,4 @@
-//! Buckets and objects in S3, and in what speaks like it, over a grant of [`http`](crate::http) with `awsSigV4` credentials.
+//! Buckets and objects in S3, and in what speaks like it, over a grant of [`http`] with `awsSigV4` credentials.
 //!
 //! Deletes are made for cleanup, which is asked for again and again: that there is nothing is a success. That access is refused (401, 403),
 //! that there are too many requests (429, 503) or that the server fails is none, ever: nothing is proven by it.
@@ -179,7 +179,7 @@ impl S3 {
         Ok(Deleted::NotEmpty)
     }
 
-    /// Deletes a bucket with all that is in it, up to 1,000 objects a time: call it again until it is [`Deleted::Gone`].
+    /// Deletes a bucket with all that is in it, up to 2,000 objects a call: call it again until it is [`Deleted::Gone`].
     ///
     /// # Errors
     /// As of [`empty_bucket`](Self::empty_bucket) and [`delete_bucket`](Self::delete_bucket).
@@ -441,6 +441,22 @@ mod tests {
         assert_eq!(emptied, Ok(Deleted::NotEmpty), "another look says whether that was all");
         let locked = with_http(bucket("AccessDenied"), || S3::new("storage").remove_bucket("a"));
         assert!(matches!(&locked, Err(Error::Refused { code, .. }) if code == "AccessDenied"), "{locked:?}");
+    }
+
+    #[test]
+    fn where_there_are_no_versions_objects_are_deleted() {
+        let answer = |request: &http::Request| {
+            let list = "<ListBucketResult><Contents><Key>b</Key></Contents></ListBucketResult>";
+            match request.target.as_str() {
+                "/a?encoding-type=url&max-keys=1000&versions=" => Ok(Response::new(501)),
+                "/a?encoding-type=url&list-type=2&max-keys=1000" => Ok(Response::new(200).with_body(list)),
+                _ => {
+                    assert_eq!(request.body, b"<Delete><Quiet>true</Quiet><Object><Key>b</Key></Object></Delete>");
+                    Ok(Response::new(200).with_body("<DeleteResult/>"))
+                }
+            }
+        };
+        assert_eq!(with_http(answer, || S3::new("storage").empty_bucket("a")), Ok(Deleted::NotEmpty));
     }
 
     #[test]

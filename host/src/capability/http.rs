@@ -16,7 +16,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::{
     HeaderValue, Method,
-    header::{CONTENT_LENGTH, HOST, InvalidHeaderValue, USER_AGENT},
+    header::{CONTENT_LENGTH, HOST, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Bytes, Incoming};
@@ -174,8 +174,8 @@ impl Ask {
         if size > most {
             return Err(Failure::Body { size, most });
         }
-        let own = |_: InvalidHeaderValue| target::Error::Url(grant.url.clone());
-        headers.insert(HOST, HeaderValue::from_str(place.authority.as_str()).map_err(own)?);
+        let host = HeaderValue::from_str(place.authority.as_str()).map_err(|_| target::Error::Url)?;
+        headers.insert(HOST, host);
         headers.entry(USER_AGENT).or_insert(AGENT);
         let mut request = http::Request::new(Bytes::from(asked.body));
         *request.uri_mut() = asked.target.parse().map_err(|_| target::Error::Absolute(asked.target))?;

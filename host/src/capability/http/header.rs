@@ -59,8 +59,7 @@ pub(super) fn of_request(given: &[(String, String)], more: &[&str]) -> Result<He
     }
     let mut headers = HeaderMap::new();
     for (name, value) in given {
-        let name =
-            HeaderName::from_bytes(name.as_bytes()).map_err(|_| Error::Name(name.escape_debug().take(80).collect()))?;
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Error::Name(name.chars().take(80).collect()))?;
         if is_of_host(&name) || more.iter().any(|more| is_same(more, &name)) {
             return Err(Error::Owned(name));
         }
