@@ -24,6 +24,7 @@ pub mod connection;
 pub mod controller;
 pub mod crd;
 pub mod declaration;
+pub mod dev;
 pub mod identity;
 pub mod inspect;
 pub mod kinds;

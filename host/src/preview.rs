@@ -195,13 +195,25 @@ pub async fn preview(options: &Options) -> Result<bool, Error> {
     let plugin = Plugin::open(&engine, None, material.plugin.bytes.clone(), limits, access).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
 
-    let seen = Seen::list(&client, &declared, &plugin).await?;
-    let report = seen.report(&declared, &plugin, &material).await?;
+    let report = report(&client, &declared, &plugin, &material).await?;
     match options.output {
         output::Format::Json => output::json(&report)?,
-        output::Format::Text => anstream::stdout().lock().write_all(report.text()?.as_bytes())?,
+        output::Format::Text => anstream::stdout().lock().write_all(report.text(usize::MAX)?.as_bytes())?,
     }
     Ok(!report.parents.is_empty())
+}
+
+/// What would change if `plugin`, which is made of `material`, were that of the reconciler that is declared so.
+///
+/// # Errors
+/// If that cannot be seen.
+pub async fn report(
+    client: &Client,
+    declared: &Declaration,
+    plugin: &Plugin,
+    material: &Material,
+) -> Result<Report, Error> {
+    Seen::list(client, declared, plugin).await?.report(declared, plugin, material).await
 }
 
 async fn declared(client: &Client, key: &ObjectKey) -> Result<Declaration, Error> {
@@ -389,7 +401,7 @@ impl Seen {
 }
 
 /// `Kind.group` of `Kind.version.group`.
-fn without_version(full: &str) -> (&str, &str) {
+pub(crate) fn without_version(full: &str) -> (&str, &str) {
     let (kind, rest) = full.split_once('.').unwrap_or((full, ""));
     (kind, rest.split_once('.').map_or("", |(_, group)| group))
 }
@@ -416,11 +428,11 @@ where
 const PARENT: Style = Style::new().bold().underline();
 
 impl Report {
-    /// For a person: the differences by parent, then a line for each child, then the sentence.
-    fn text(&self) -> io::Result<String> {
+    /// For a person: the differences by parent, then a line for each child, then the sentence. Of no more than so many parents.
+    pub(crate) fn text(&self, shown: usize) -> io::Result<String> {
         let mut text = String::new();
         let mut rows = Vec::new();
-        for parent in &self.parents {
+        for parent in self.parents.iter().take(shown) {
             let key = ObjectKey { namespace: parent.namespace.clone(), name: parent.name.clone() };
             text += &format!("{PARENT}{} {key}{PARENT:#}\n", parent.kind);
             for child in &parent.children {
@@ -444,6 +456,9 @@ impl Report {
         }
         for line in output::columns(&rows) {
             text += &format!("{line}\n");
+        }
+        if let Some(more) = self.parents.len().checked_sub(shown).filter(|more| *more > 0) {
+            text += &format!("… and {more} more parents\n");
         }
         text += &format!("revision {}: {}\n", self.revision, self.summary);
         Ok(text)
@@ -485,9 +500,11 @@ mod tests {
         let expected = "Widget n/w\nchange ConfigMap n/c\n-a: 1\n+a: 2\n\nWidget n/x\nPluginTrap: it crashed\n\n\
             PARENT  ACTION  KIND       CHILD\nn/w     change  ConfigMap  n/c\nn/x     fail\n\
             revision r: of 3 parents 1 changes: …\n";
-        let text = report.text().unwrap();
+        let text = report.text(usize::MAX).unwrap();
         assert_eq!(anstream::adapter::strip_str(&text).to_string(), expected);
+        let text = anstream::adapter::strip_str(&report.text(1).unwrap()).to_string();
+        assert!(!text.contains("n/x") && text.contains("n/w     change") && text.contains("… and 1 more parents\n"), "{text}");
         let none = Report { parents: Vec::new(), ..report };
-        assert_eq!(none.text().unwrap(), "revision r: of 3 parents 1 changes: …\n");
+        assert_eq!(none.text(1).unwrap(), "revision r: of 3 parents 1 changes: …\n");
     }
 }
