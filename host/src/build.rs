@@ -118,8 +118,8 @@ impl Profile<'_> {
                     "panic='abort'",
                     // A trap tells the names of functions, which are there all the same.
                     "debug=false",
-                    // Less code for the host to compile, each time.
-                    "package.\"*\".opt-level=1",
+                    // Takes cargo no longer, and leaves less code for the host to compile.
+                    "opt-level=1",
                 ],
             ),
             Self::Named(name) => (name, &[]),

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use kube::{Api, Client, Config};
+use kube::{Api, Config};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     process::Command,
@@ -105,9 +105,10 @@ pub async fn dev(options: &Options, log: &str) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     tokio::spawn(run::stop_on_signal(stop.clone())?);
     let _drawing = AbortOnDropHandle::new(tokio::spawn(view.clone().draw()));
-    let shown = view.clone();
+    let (shown, removes) = (view.clone(), options.remove);
     let _lines = AbortOnDropHandle::new(tokio::spawn(async move {
-        while let Some(line) = lines.recv().await {
+        // Where all is removed, the host that does it finds things gone, which is no news.
+        while let Some(line) = lines.recv().await.filter(|_| !removes) {
             shown.show(&Event::Logged(line));
         }
     }));
@@ -279,6 +280,10 @@ impl Session {
         self.view.now(Some("loading".to_owned()));
         let plugin = self.open(component).await?;
         if self.host.is_none() {
+            let objects = self.install.install_own_kinds().await?;
+            if !objects.is_empty() {
+                self.view.show(&Event::Applied { objects });
+            }
             self.install.check_rivals(&plugin).await?;
         }
         if claim == Claim::Own {
@@ -317,9 +322,6 @@ impl Session {
             return Ok(());
         }
         self.view.now(Some("applying".to_owned()));
-        if self.applied.is_none() {
-            self.view.show(&Event::Applied { objects: self.install.install_own_kinds().await? });
-        }
         let objects = self.install.apply(&manifests).await?;
         self.view.show(&Event::Applied { objects });
         self.applied = Some(manifests);

@@ -198,7 +198,7 @@ pub async fn preview(options: &Options) -> Result<bool, Error> {
     let report = report(&client, &declared, &plugin, &material).await?;
     match options.output {
         output::Format::Json => output::json(&report)?,
-        output::Format::Text => anstream::stdout().lock().write_all(report.text(usize::MAX)?.as_bytes())?,
+        output::Format::Text => anstream::stdout().lock().write_all(report.text()?.as_bytes())?,
     }
     Ok(!report.parents.is_empty())
 }
@@ -428,8 +428,13 @@ where
 const PARENT: Style = Style::new().bold().underline();
 
 impl Report {
-    /// For a person: the differences by parent, then a line for each child, then the sentence. Of no more than so many parents.
-    pub(crate) fn text(&self, shown: usize) -> io::Result<String> {
+    /// For a person: the differences, then the sentence.
+    fn text(&self) -> io::Result<String> {
+        Ok(format!("{}revision {}: {}\n", self.differences(usize::MAX)?, self.revision, self.summary))
+    }
+
+    /// The differences by parent, then a line for each child. Of no more than so many parents.
+    pub(crate) fn differences(&self, shown: usize) -> io::Result<String> {
         let mut text = String::new();
         let mut rows = Vec::new();
         for parent in self.parents.iter().take(shown) {
@@ -460,7 +465,6 @@ impl Report {
         if let Some(more) = self.parents.len().checked_sub(shown).filter(|more| *more > 0) {
             text += &format!("… and {more} more parents\n");
         }
-        text += &format!("revision {}: {}\n", self.revision, self.summary);
         Ok(text)
     }
 }
@@ -500,11 +504,11 @@ mod tests {
         let expected = "Widget n/w\nchange ConfigMap n/c\n-a: 1\n+a: 2\n\nWidget n/x\nPluginTrap: it crashed\n\n\
             PARENT  ACTION  KIND       CHILD\nn/w     change  ConfigMap  n/c\nn/x     fail\n\
             revision r: of 3 parents 1 changes: …\n";
-        let text = report.text(usize::MAX).unwrap();
+        let text = report.text().unwrap();
         assert_eq!(anstream::adapter::strip_str(&text).to_string(), expected);
-        let text = anstream::adapter::strip_str(&report.text(1).unwrap()).to_string();
+        let text = anstream::adapter::strip_str(&report.differences(1).unwrap()).to_string();
         assert!(!text.contains("n/x") && text.contains("n/w     change") && text.contains("… and 1 more parents\n"), "{text}");
         let none = Report { parents: Vec::new(), ..report };
-        assert_eq!(none.text(1).unwrap(), "revision r: of 3 parents 1 changes: …\n");
+        assert_eq!(none.text().unwrap(), "revision r: of 3 parents 1 changes: …\n");
     }
 }

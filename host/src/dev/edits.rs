@@ -64,7 +64,12 @@ impl Edits {
                     // There may be new folders among it. One that cannot be watched is as good as one that is not there.
                     let _ = self.watch_folders();
                     self.since = None;
-                    return Edit { files: std::mem::take(&mut self.heard), since };
+                    let mut files = std::mem::take(&mut self.heard);
+                    // What an editor has written first, to put it in the place of the file.
+                    if files.iter().any(|file| file.exists()) {
+                        files.retain(|file| file.exists());
+                    }
+                    return Edit { files, since };
                 }
                 // The watcher is gone, which it is not before this is.
                 (None, None) => return std::future::pending().await,
@@ -111,8 +116,10 @@ fn is_edit(kind: &EventKind) -> bool {
 fn is_source(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    // Vim tries out with this one whether it may write.
-    let beside = name == "4913" || name.ends_with('~') || ["swp", "swx", "tmp", "part", "wasm"].contains(&extension);
+    // Vim tries out with this one whether it may write. And what this command itself shows may go to a file.
+    let beside = name == "4913"
+        || name.ends_with('~')
+        || ["swp", "swx", "tmp", "part", "wasm", "log", "out"].contains(&extension);
     !beside && path.iter().all(|part| part.to_str().is_some_and(|part| !part.starts_with('.') && part != "target"))
 }
 
@@ -142,7 +149,7 @@ mod tests {
             assert!(is_source(Path::new(source)), "{source}");
         }
         for other in
-            ["target/debug/x", "src/.lib.rs.swp", "src/lib.rs~", ".git/index", "src/4913", "plugin.wasm", "a.part", ""]
+            ["target/debug/x", "src/.lib.rs.swp", "src/lib.rs~", ".git/index", "src/4913", "plugin.wasm", "dev.log", ""]
         {
             assert!(!is_source(Path::new(other)), "{other}");
         }

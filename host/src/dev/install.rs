@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why something is not in the cluster as it should be, or not out of it.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(super) enum Error {
     /// The API server refuses.
     #[error("failed to {verb} {kind} {key}")]
     Request {

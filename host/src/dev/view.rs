@@ -82,11 +82,12 @@ impl Event {
                 format!("{}\n{}", findings.trim_end(), told(BAD, "failed", "it does not compile; what serves goes on"))
             }
             Self::Applied { objects } => objects.iter().map(applied).collect(),
-            Self::Preview(report) if report.parents.is_empty() => told(Style::new(), "preview", &report.summary),
-            Self::Preview(report) => format!("{}{}", told(Style::new(), "preview", ""), report.text(COMPARED)?),
+            Self::Preview(report) => {
+                format!("{}{}", told(HEADING, "preview", &report.summary), report.differences(COMPARED)?)
+            }
             Self::Refused { message } => told(BAD, "refused", message),
             Self::Serving { revision, seconds } => {
-                told(GOOD, "serving", &format!("revision {revision}, {seconds:.1} s after the edit"))
+                told(GOOD, "serving", &format!("revision {revision} after {seconds:.1} s"))
             }
             Self::Failing { reason, message } => told(BAD, "failing", &format!("{reason}: {message}")),
             Self::Parents { kind, parents } => table(kind, parents),
