@@ -154,7 +154,11 @@ pub(crate) enum Source {
 
 impl Source {
     pub(crate) fn read(dir: &Path) -> Result<Self, Error> {
-        if dir.join("go.mod").is_file() { Ok(Self::Go(go::Module::of(dir))) } else { Package::read(dir).map(Self::Rust) }
+        if dir.join("go.mod").is_file() {
+            Ok(Self::Go(go::Module::of(dir)))
+        } else {
+            Package::read(dir).map(Self::Rust)
+        }
     }
 
     /// What the plugin is called.
@@ -197,8 +201,7 @@ impl Source {
 
     /// What makes the compiler tell what it finds in a form for [`Self::findings`].
     pub(crate) fn messages_to_stdout(&self, coloured: bool) -> Option<&'static str> {
-        let format =
-            if coloured { "--message-format=json-diagnostic-rendered-ansi" } else { "--message-format=json" };
+        let format = if coloured { "--message-format=json-diagnostic-rendered-ansi" } else { "--message-format=json" };
         matches!(self, Self::Rust(_)).then_some(format)
     }
 

@@ -41,6 +41,7 @@ use crate::{
     declaration::Declaration,
     lease::{self, Term},
     lookup,
+    manifests::Granted,
     metrics::Metrics,
     object::Kind,
     output,
@@ -74,6 +75,9 @@ pub struct Options {
     /// Namespace of the plugin's service account.
     #[arg(short, long, default_value = lease::NAMESPACE)]
     namespace: String,
+    /// A YAML file with spec.grants of the reconciler: what the plugin may use. It is read when this begins.
+    #[arg(long, value_name = "FILE", conflicts_with = "take_over")]
+    grants: Option<PathBuf>,
     /// Serve the parents of a reconciler that is there already: the host of the cluster leaves it alone until this ends. Nothing is applied.
     #[arg(long)]
     take_over: bool,
@@ -174,11 +178,28 @@ impl Session {
         let compiler = compile::Compiler::new(cache(), compile::TIMEOUT, metrics.compilations.clone());
         let engine = Arc::new(Engine::new(GUEST_MEMORY)?.with_compiler(compiler));
         let named = options.directory.clone();
+        let grants = options.grants.as_deref();
+        let grants = grants
+            .map(|file| run::read(file, "--grants", "spec.grants of a reconciler", |yaml| Granted::read(yaml, None)))
+            .transpose()?;
         view.show(&Event::Started { directory: named.clone(), reconciler: name.clone(), server });
-        let install = Install { client, name, namespace: options.namespace.clone(), host: install::host() };
+        let install = Install { client, name, namespace: options.namespace.clone(), grants, host: install::host() };
         let expected = watch::Sender::new(None);
         let (applied, serves, host) = (None, None, None);
-        Ok(Self { view, named, directory, component, install, config, metrics, engine, applied, serves, expected, host })
+        Ok(Self {
+            view,
+            named,
+            directory,
+            component,
+            install,
+            config,
+            metrics,
+            engine,
+            applied,
+            serves,
+            expected,
+            host,
+        })
     }
 
     /// Build, show, swap, for each edit.
@@ -302,7 +323,8 @@ impl Session {
     async fn open(&self, component: &[u8]) -> anyhow::Result<Plugin> {
         let limits = crate::crd::Limits::default().of_a_call();
         let calls = self.metrics.of("preview").calls.clone();
-        let access = Access::new(calls, Secrets::new(self.install.client.clone(), crate::watch::config(IDLE)));
+        let secrets = Secrets::new(self.install.client.clone(), crate::watch::config(IDLE), None);
+        let access = Access::new(calls, Arc::new(secrets));
         if let Ok(declared) = self.declared().await {
             access.grant(declared.grants);
         }
@@ -312,7 +334,8 @@ impl Session {
     async fn declared(&self) -> anyhow::Result<Declaration> {
         let api = Api::<ClusterReconciler>::all(self.install.client.clone());
         let name = &self.install.name;
-        let there = lookup::get(&api, name).await.with_context(|| format!("failed to read ClusterReconciler {name}"))?;
+        let there =
+            lookup::get(&api, name).await.with_context(|| format!("failed to read ClusterReconciler {name}"))?;
         there.map(Declaration::from).with_context(|| format!("ClusterReconciler {name} is gone"))
     }
 
@@ -386,6 +409,8 @@ impl Session {
             total_slots: slots,
             kinds: watch::Sender::new(0),
             watches: watches.clone(),
+            // Only of tenants something is kept there.
+            home: lease::NAMESPACE.to_owned(),
             serves: Serves::Own { host: self.install.host.clone(), plugin: self.component.clone() },
         };
         let stop = CancellationToken::new();
@@ -410,7 +435,9 @@ impl Session {
         let message = match claim {
             Claim::TakenOver => {
                 self.install.give_back().await?;
-                format!("ClusterReconciler {name} is the host's of the cluster again, with the plugin that its spec names.")
+                format!(
+                    "ClusterReconciler {name} is the host's of the cluster again, with the plugin that its spec names."
+                )
             }
             Claim::Own if self.applied.is_none() => "Nothing was applied.".to_owned(),
             Claim::Own => format!(
@@ -443,7 +470,9 @@ impl Session {
         let Some(objects) = removed.transpose()? else { anyhow::bail!("it was interrupted, and not all is removed") };
         let message = match objects.is_empty() {
             true => format!("There is nothing of `pilothouse dev` for {name}."),
-            false => format!("What `pilothouse dev` has made for {name} is gone; the kinds of the host and namespaces stay."),
+            false => {
+                format!("What `pilothouse dev` has made for {name} is gone; the kinds of the host and namespaces stay.")
+            }
         };
         self.view.show(&Event::Applied { objects });
         self.view.show(&Event::Ended { message });

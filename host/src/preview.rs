@@ -507,7 +507,10 @@ mod tests {
         let text = report.text().unwrap();
         assert_eq!(anstream::adapter::strip_str(&text).to_string(), expected);
         let text = anstream::adapter::strip_str(&report.differences(1).unwrap()).to_string();
-        assert!(!text.contains("n/x") && text.contains("n/w     change") && text.contains("… and 1 more parents\n"), "{text}");
+        assert!(
+            !text.contains("n/x") && text.contains("n/w     change") && text.contains("… and 1 more parents\n"),
+            "{text}"
+        );
         let none = Report { parents: Vec::new(), ..report };
         assert_eq!(none.text().unwrap(), "revision r: of 3 parents 1 changes: …\n");
     }

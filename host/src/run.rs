@@ -275,7 +275,12 @@ fn cache(directory: &Path, options: &Options) -> Option<Cache> {
 }
 
 /// What a file says that an option names.
-fn read<T, E>(path: &Path, option: &str, what: &str, read: impl FnOnce(&str) -> Result<T, E>) -> anyhow::Result<T>
+pub(crate) fn read<T, E>(
+    path: &Path,
+    option: &str,
+    what: &str,
+    read: impl FnOnce(&str) -> Result<T, E>,
+) -> anyhow::Result<T>
 where
     Result<T, E>: anyhow::Context<T, E>,
 {

@@ -29,7 +29,7 @@ impl Plugin {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dev").join(test).join("myapp");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("src")).expect("a folder can be made");
-        for file in ["src/lib.rs", "crd.json"] {
+        for file in ["src/lib.rs", "crd.json", "grants.yaml"] {
             fs::copy(root.join("plugins/myapp").join(file), folder.join(file)).expect("it can be copied");
         }
         fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).expect("it can be copied");
@@ -149,7 +149,8 @@ async fn an_edit_is_previewed_and_serves_and_what_does_not_compile_changes_nothi
     let cluster = Cluster::empty();
     let plane = &cluster.control_plane;
     let plugin = Plugin::new("edited");
-    let mut dev = Dev::run(plane, &plugin, &[]);
+    let grants = plugin.0.join("grants.yaml").display().to_string();
+    let mut dev = Dev::run(plane, &plugin, &["--grants", &grants]);
     // The kinds of the host are installed as well, since nothing is there.
     dev.shows("the first build", |line| line.starts_with("built "), FIRST_BUILD).await;
     dev.tells("created   CustomResourceDefinition clusterreconcilers.pilothouse.dev").await;
@@ -181,7 +182,11 @@ async fn an_edit_is_previewed_and_serves_and_what_does_not_compile_changes_nothi
 
     // And one that crashes says where, and its children stay.
     plugin.edit("src/lib.rs", "-edited\", spec.imag)", "-again\", spec.image)");
-    plugin.edit("src/lib.rs", "Ok(Desired::new()", "assert!(spec.image != \"nginx:3\", \"three\");\n        Ok(Desired::new()");
+    plugin.edit(
+        "src/lib.rs",
+        "Ok(Desired::new()",
+        "assert!(spec.image != \"nginx:3\", \"three\");\n        Ok(Desired::new()",
+    );
     dev.tells("serving ").await;
     until(&ns.deployments(), "web", "the image", |deployment| *image(deployment) == "nginx:2-again").await;
     crate::cluster::edit(&ns.my_apps(), "web", json!({"spec": {"image": "nginx:3"}})).await;
@@ -256,7 +261,9 @@ async fn a_reconciler_of_the_host_is_taken_over_only_if_asked_for_and_given_back
     assert!(code == Some(1) && error.contains("to itself"), "{error}");
     // One that is at the same parents by another name is refused.
     let mut rival = Dev::run_as("other", &cluster.control_plane, &plugin, &[]);
-    rival.shows("the rival", |line| line.starts_with("refused") && line.contains("ClusterReconciler myapp"), FIRST_BUILD).await;
+    rival
+        .shows("the rival", |line| line.starts_with("refused") && line.contains("ClusterReconciler myapp"), FIRST_BUILD)
+        .await;
     assert!(rival.interrupt().await.contains("Nothing was applied."));
 
     let last = dev.interrupt().await;

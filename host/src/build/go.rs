@@ -1,5 +1,5 @@
-//! A plugin in Go, by Go's own toolchain: a program of WASI's first preview, which an adapter lifts to the second. What it exports
-//! says which parts of the contract it has, and which world it is therefore built for.
+//! A plugin in Go, by Go's own toolchain: a program of WASI's first preview, which an adapter lifts to the second. What it exports and
+//! imports says which parts of the contract it has, and which world it is therefore built for.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,10 +18,19 @@ const CONTRACT: &str = concat!(
     include_str!("../../../wit/0.1.0/types.wit"),
     include_str!("../../../wit/0.1.0/exports.wit"),
     include_str!("../../../wit/0.1.0/log.wit"),
+    include_str!("../../../wit/0.1.0/kube.wit"),
+    include_str!("../../../wit/0.1.0/sql.wit"),
+    include_str!("../../../wit/0.1.0/http.wit"),
     include_str!("../../../wit/0.1.0/worlds.wit"),
 );
 /// The worlds that are one part of the contract each, with what the part is called. That of all plugins is not listed.
-const PARTS: [(&str, &str); 2] = [("finalizer", "finalizing"), ("relations", "relating")];
+const PARTS: [(&str, &str); 5] = [
+    ("finalizer", "finalizing"),
+    ("relations", "relating"),
+    ("kube", "with-kube"),
+    ("sql", "with-sql"),
+    ("http", "with-http"),
+];
 
 /// The module in a folder.
 pub(crate) struct Module {
@@ -55,8 +64,9 @@ impl Module {
 
 /// The component of what [`Module::take`] gave.
 pub(super) fn component(mut module: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    let exports = Surface::of(&module).exports;
-    let has = |part: &str| exports.iter().any(|export| export.starts_with(&format!("pilothouse:plugin/{part}@")));
+    let Surface { exports, imports, .. } = Surface::of(&module);
+    let names = || exports.iter().chain(&imports);
+    let has = |part: &str| names().any(|name| name.starts_with(&format!("pilothouse:plugin/{part}@")));
     let worlds = PARTS.iter().filter(|(part, _)| has(part)).map(|(_, world)| format!("include {world};"));
     let world = format!("world built {{ include plugin; {} }}", worlds.collect::<String>());
     let mut resolve = Resolve::default();

@@ -44,8 +44,7 @@ impl Edits {
                 }
             }
         })?;
-        let mut edits =
-            Self { roots, told, watcher, watched: HashSet::new(), heard: BTreeSet::new(), since: None };
+        let mut edits = Self { roots, told, watcher, watched: HashSet::new(), heard: BTreeSet::new(), since: None };
         edits.watch_folders()?;
         Ok(edits)
     }

@@ -201,7 +201,10 @@ mod tests {
             row(&serde_json::from_value(parent).unwrap())
         };
         let good = parent(json!([{"type": "Synced", "status": "True"}, {"type": "Ready", "status": "True"}]));
-        assert_eq!((good.synced.as_deref(), good.ready.as_deref(), good.message.as_str()), (Some("True"), Some("True"), ""));
+        assert_eq!(
+            (good.synced.as_deref(), good.ready.as_deref(), good.message.as_str()),
+            (Some("True"), Some("True"), "")
+        );
         let failing = parent(json!([
             {"type": "Synced", "status": "False", "reason": "PluginTrap", "message": "it crashed"},
             {"type": "Ready", "status": "False", "reason": "Why"},

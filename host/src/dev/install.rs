@@ -18,7 +18,7 @@ use crate::{
     declaration::{self, Declaration},
     identity::{DEV_LABEL, HOST_LABEL, Identity, RECONCILER_LABEL},
     kinds, lease, lookup,
-    manifests::{self, manifests},
+    manifests::{self, Granted, manifests},
     object::{Kind, ObjectKey},
     plugin::{Plugin, describe::KindName},
     preview::without_version,
@@ -54,7 +54,9 @@ pub(super) enum Error {
     #[error("{1} has ClusterReconciler {0} to itself; end it, or take it away (--take-over)")]
     Held(String, String),
     /// Another reconciler has the parents.
-    #[error("{kind} {key} reconciles {parents} already; serve them by this plugin (--name {key} --take-over), or delete it")]
+    #[error(
+        "{kind} {key} reconciles {parents} already; serve them by this plugin (--name {key} --take-over), or delete it"
+    )]
     Rival {
         /// Its kind.
         kind: &'static str,
@@ -114,6 +116,8 @@ pub(super) struct Install {
     pub(super) name: String,
     /// Where its service account is.
     pub(super) namespace: String,
+    /// What is granted to the plugin.
+    pub(super) grants: Option<Granted>,
     /// What this host calls itself.
     pub(super) host: String,
 }
@@ -193,14 +197,13 @@ impl Install {
         let of_namespaces = of_namespaces.map_err(self.of_reconciler("list"))?.items.into_iter().map(Into::into);
         let rival = of_cluster.chain(of_namespaces).find(|other| {
             let reconciles = other.status.as_ref().and_then(|status| status.parent_kind.as_deref());
-            other.key != self.key() && reconciles.is_some_and(|kind| without_version(kind) == (name.kind.as_str(), group))
+            other.key != self.key()
+                && reconciles.is_some_and(|kind| without_version(kind) == (name.kind.as_str(), group))
         });
         match rival {
-            Some(rival) => Err(Error::Rival {
-                kind: declaration::kind(&rival.key),
-                key: rival.key,
-                parents: name.kind.clone(),
-            }),
+            Some(rival) => {
+                Err(Error::Rival { kind: declaration::kind(&rival.key), key: rival.key, parents: name.kind.clone() })
+            }
             None => Ok(()),
         }
     }
@@ -216,6 +219,7 @@ impl Install {
             path: Some(component.to_owned()),
             pull_secrets: Vec::new(),
             skip_crds: false,
+            grants: self.grants.clone(),
         };
         let mut manifests = manifests(plugin, &[], &options)?;
         if let Some(reconciler) = manifests.last_mut() {
@@ -233,12 +237,19 @@ impl Install {
             let key = ObjectKey { namespace: None, name: name.clone() };
             let failed = |verb| {
                 let key = key.clone();
-                move |source| Error::Request { verb, kind: "CustomResourceDefinition".to_owned(), key, source: Box::new(source) }
+                move |source| Error::Request {
+                    verb,
+                    kind: "CustomResourceDefinition".to_owned(),
+                    key,
+                    source: Box::new(source),
+                }
             };
             if lookup::get(&api, &name).await.map_err(failed("read"))?.is_some() {
                 continue;
             }
-            api.patch(&name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&definition)).await.map_err(failed("apply"))?;
+            api.patch(&name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&definition))
+                .await
+                .map_err(failed("apply"))?;
             self.await_definition(&name).await?;
             applied.push(Applied {
                 action: Action::Created,
@@ -321,7 +332,9 @@ impl Install {
             for object in all.list(&ours).await.map_err(of_kind("list", &self.key()))?.items {
                 let key = ObjectKey { namespace: object.namespace(), name: object.name_any() };
                 let mut action = Action::Removed;
-                if kind.api.kind == "CustomResourceDefinition" && self.is_in_use(&object).await.map_err(of_kind("list", &key))? {
+                if kind.api.kind == "CustomResourceDefinition"
+                    && self.is_in_use(&object).await.map_err(of_kind("list", &key))?
+                {
                     // Its objects would go with it.
                     action = Action::Left;
                 } else {
@@ -360,7 +373,8 @@ impl Install {
         let spec = &definition.data["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let version = text(&spec["versions"][0]["name"]);
-        let name = KindName { api_version: format!("{}/{version}", text(&spec["group"])), kind: text(&spec["names"]["kind"]) };
+        let name =
+            KindName { api_version: format!("{}/{version}", text(&spec["group"])), kind: text(&spec["names"]["kind"]) };
         let mut kind = kinds::assumed(&name);
         kind.api.plural = text(&spec["names"]["plural"]);
         let some = kind.objects::<DynamicObject>(&self.client, None).list(&ListParams::default().limit(1)).await?;

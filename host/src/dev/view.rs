@@ -75,7 +75,8 @@ impl Event {
                 format!("\n{HEADING}{names}{HEADING:#}\n")
             }
             Self::Built { bytes, seconds, findings } => {
-                let what = bytes.map_or_else(|| "the same as before".to_owned(), |bytes| format!("{} KB", bytes.div_ceil(1000)));
+                let what = bytes
+                    .map_or_else(|| "the same as before".to_owned(), |bytes| format!("{} KB", bytes.div_ceil(1000)));
                 format!("{findings}{}", told(GOOD, "built", &format!("{what} in {seconds:.1} s")))
             }
             Self::BuildFailed { findings } => {
@@ -257,12 +258,14 @@ mod tests {
     fn a_person_reads_a_line_for_each_event_and_a_table_of_parents() {
         let built = Event::Built { bytes: Some(473_358), seconds: 0.27, findings: "warning: w\n".to_owned() };
         assert_eq!(text(&built), "warning: w\nbuilt     474 KB in 0.3 s\n");
-        let applied = |action| Applied { action, kind: "Role".to_owned(), namespace: Some("n".to_owned()), name: "r".to_owned() };
+        let applied =
+            |action| Applied { action, kind: "Role".to_owned(), namespace: Some("n".to_owned()), name: "r".to_owned() };
         let objects = vec![applied(Action::Created), applied(Action::Left)];
         let expected = "created   Role n/r\nleft      Role n/r, since there are objects of its kind\n";
         assert_eq!(text(&Event::Applied { objects }), expected);
         let parents = vec![row("a", "True", ""), row("long", "False", "PluginTrap: it crashed")];
-        let expected = "MYAPP   SYNCED  READY  MESSAGE\nn/a     True    -\nn/long  False   -      PluginTrap: it crashed\n";
+        let expected =
+            "MYAPP   SYNCED  READY  MESSAGE\nn/a     True    -\nn/long  False   -      PluginTrap: it crashed\n";
         assert_eq!(text(&Event::Parents { kind: "MyApp".to_owned(), parents }), expected);
         let many = Event::Parents { kind: "MyApp".to_owned(), parents: vec![row("a", "True", ""); 23] };
         assert!(text(&many).ends_with("… and 3 more\n"));
