@@ -127,7 +127,7 @@ pub async fn dev(options: &Options, log: &str) -> anyhow::Result<()> {
         return session.remove(stop).await;
     }
     let claim = session.install.claim(options.take_over).await?;
-    let ended = stop.run_until_cancelled(session.work(source, claim)).await;
+    let ended = stop.run_until_cancelled(Box::pin(session.work(source, claim))).await;
     view.now(None);
     session.end(claim).await?;
     ended.unwrap_or(Ok(()))
