@@ -45,13 +45,12 @@ use crate::{
     metrics::Metrics,
     object::Kind,
     output,
-    plugin::{Access, Engine, GUEST_MEMORY, Plugin, compile},
+    plugin::{Engine, GUEST_MEMORY, Plugin, compile},
     preview,
     reconcile::Events,
     registry::{self, Registries},
     revision::Material,
     run,
-    secrets::Secrets,
     source::Sources,
     supervisor::{Serves, Supervisor},
     telemetry,
@@ -322,12 +321,9 @@ impl Session {
     /// Opens a component as its reconciler would, so that a preview may read what that is granted.
     async fn open(&self, component: &[u8]) -> anyhow::Result<Plugin> {
         let limits = crate::crd::Limits::default().of_a_call();
-        let calls = self.metrics.of("preview").calls.clone();
-        let secrets = Secrets::new(self.install.client.clone(), crate::watch::config(IDLE), None);
-        let access = Access::new(calls, Arc::new(secrets));
-        if let Ok(declared) = self.declared().await {
-            access.grant(declared.grants);
-        }
+        // One that is about to be made has no parents with children yet, for which it would have to read anything.
+        let declared = self.declared().await.ok();
+        let access = declared.map(|declared| preview::access(&self.install.client, &declared)).unwrap_or_default();
         Ok(Plugin::open(&self.engine, None, component.to_vec(), limits, Arc::new(access)).await?)
     }
 

@@ -227,7 +227,7 @@ async fn declared(client: &Client, key: &ObjectKey) -> Result<Declaration, Error
 }
 
 /// What the plugin may reach: it reads as who previews, as far as the reconciler grants it.
-fn access(client: &Client, declared: &Declaration) -> Access {
+pub(crate) fn access(client: &Client, declared: &Declaration) -> Access {
     let Declaration { grants, plugin: source, .. } = declared;
     let own: Vec<_> = grants.secrets().chain(&source.pull_secrets).cloned().collect();
     let access = Access::new(Arc::default(), Arc::new(Secrets::new(client.clone(), watcher::Config::default(), None)));
