@@ -8,7 +8,7 @@ mod go;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -83,18 +83,49 @@ pub enum Error {
     },
 }
 
-/// The profile that a plugin gets without being asked: components travel in ConfigMaps and registries, so small matters
-/// more than fast. It has a name of its own, so that it changes nothing of what the author has set.
-const PROFILE: &str = "plugin";
-const PROFILE_SETTINGS: [&str; 6] = [
-    "inherits='release'",
-    "opt-level='s'",
-    "lto=true",
-    "codegen-units=1",
-    "panic='abort'",
-    // Without names the component is a fifth smaller, and a panic logs where it was.
-    "strip='symbols'",
-];
+/// How cargo is to compile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Profile<'a> {
+    /// Small rather than fast, since components travel in ConfigMaps and registries.
+    Small,
+    /// In no time, for one who waits: what the plugin depends on is compiled once, and of the plugin only what has changed.
+    Quick,
+    /// One of the author's.
+    Named(&'a str),
+}
+
+impl Profile<'_> {
+    /// Its name, and what makes it up. Ours have names of their own, so that they change nothing of what the author has set.
+    fn settings(&self) -> (&str, &'static [&'static str]) {
+        match self {
+            Self::Small => (
+                "plugin",
+                &[
+                    "inherits='release'",
+                    "opt-level='s'",
+                    "lto=true",
+                    "codegen-units=1",
+                    "panic='abort'",
+                    // Without names the component is a fifth smaller, and a panic logs where it was.
+                    "strip='symbols'",
+                ],
+            ),
+            Self::Quick => (
+                "plugin-dev",
+                &[
+                    "inherits='dev'",
+                    "incremental=true",
+                    "panic='abort'",
+                    // A trap tells the names of functions, which are there all the same.
+                    "debug=false",
+                    // Takes cargo no longer, and leaves less code for the host to compile.
+                    "opt-level=1",
+                ],
+            ),
+            Self::Named(name) => (name, &[]),
+        }
+    }
+}
 
 /// Builds the plugin in `options.dir` and returns where its component is. Compiler messages go to stderr.
 ///
@@ -102,26 +133,123 @@ const PROFILE_SETTINGS: [&str; 6] = [
 /// See [`Error`]. A component that was there before stays until the new one is complete.
 pub fn build(options: &Options) -> Result<Built, Error> {
     let start = Instant::now();
-    let (component, default) = if options.dir.join("go.mod").is_file() {
-        (go::component(go::compile(&options.dir)?), options.dir.join("plugin.wasm"))
-    } else {
-        let package = Package::read(&options.dir)?;
-        let module = package.compile(options.profile.as_deref())?;
-        let module = std::fs::read(&module).map_err(|source| Error::File { path: module, source })?;
-        (component(module), package.target.join("plugins").join(&package.name).with_extension("wasm"))
-    };
-    let component = component.map_err(Error::Encode)?;
-    let path = options.output.clone().unwrap_or(default);
+    let source = Source::read(&options.dir)?;
+    let profile = options.profile.as_deref().map_or(Profile::Small, Profile::Named);
+    let mut compiler = source.compiler(profile)?;
+    // In a form for programs is on its standard output what was compiled; its messages are not.
+    let output = compiler.args(source.messages_to_stderr()).stderr(Stdio::inherit()).output();
+    let component = source.component(&output.map_err(|source| start_error(&compiler, source))?)?;
+    let path = options.output.clone().unwrap_or_else(|| source.default_output());
     write(&path, &component).map_err(|source| Error::File { path: path.clone(), source })?;
     Ok(Built { path, size: component.len() as u64, duration: start.elapsed() })
 }
 
+/// The source of a plugin.
+pub(crate) enum Source {
+    /// A crate.
+    Rust(Package),
+    /// A module.
+    Go(go::Module),
+}
+
+impl Source {
+    pub(crate) fn read(dir: &Path) -> Result<Self, Error> {
+        if dir.join("go.mod").is_file() {
+            Ok(Self::Go(go::Module::of(dir)))
+        } else {
+            Package::read(dir).map(Self::Rust)
+        }
+    }
+
+    /// What the plugin is called.
+    pub(crate) fn name(&self) -> Option<String> {
+        match self {
+            Self::Rust(package) => Some(package.name.clone()),
+            Self::Go(module) => Some(module.dir.canonicalize().ok()?.file_name()?.to_str()?.to_owned()),
+        }
+    }
+
+    /// Where its component goes if nobody says otherwise.
+    pub(crate) fn default_output(&self) -> PathBuf {
+        match self {
+            Self::Rust(package) => package.target.join("plugins").join(&package.name).with_extension("wasm"),
+            Self::Go(module) => module.dir.join("plugin.wasm"),
+        }
+    }
+
+    /// The folders that it is made from: its own, and those of what it depends on by path.
+    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Rust(package) => {
+                [package.dir().to_owned()].into_iter().chain(package.beside.iter().cloned()).collect()
+            }
+            Self::Go(module) => vec![module.dir.clone()],
+        }
+    }
+
+    /// What compiles it, to be run by whoever wants to. Both its outputs belong to [`Self::component`].
+    pub(crate) fn compiler(&self, profile: Profile<'_>) -> Result<Command, Error> {
+        match self {
+            Self::Rust(package) => package.compiler(profile),
+            Self::Go(module) => Ok(module.compiler()),
+        }
+    }
+
+    fn messages_to_stderr(&self) -> Option<&'static str> {
+        matches!(self, Self::Rust(_)).then_some("--message-format=json-render-diagnostics")
+    }
+
+    /// What makes the compiler tell what it finds in a form for [`Self::findings`].
+    pub(crate) fn messages_to_stdout(&self, coloured: bool) -> Option<&'static str> {
+        let format = if coloured { "--message-format=json-diagnostic-rendered-ansi" } else { "--message-format=json" };
+        matches!(self, Self::Rust(_)).then_some(format)
+    }
+
+    /// What the compiler finds fault with, as it says it.
+    pub(crate) fn findings(&self, output: &Output) -> String {
+        let rendered = match self {
+            Self::Rust(_) => {
+                let messages = messages(output).filter(|message| message["reason"] == "compiler-message");
+                messages.filter_map(|message| message["message"]["rendered"].as_str().map(str::to_owned)).collect()
+            }
+            Self::Go(_) => String::new(),
+        };
+        // What is wrong before anything is compiled, such as with its Cargo.toml, cargo says as any program does.
+        if rendered.is_empty() && !output.status.success() {
+            return String::from_utf8_lossy(&output.stderr).into_owned();
+        }
+        rendered
+    }
+
+    /// The component of what the compiler has made.
+    pub(crate) fn component(&self, output: &Output) -> Result<Vec<u8>, Error> {
+        if !output.status.success() {
+            return Err(Error::Compile);
+        }
+        let component = match self {
+            Self::Rust(package) => {
+                let module = package.module(output).ok_or(Error::Compile)?;
+                component(std::fs::read(&module).map_err(|source| Error::File { path: module, source })?)
+            }
+            Self::Go(module) => go::component(module.take()?),
+        };
+        component.map_err(Error::Encode)
+    }
+}
+
+/// What cargo has told on its standard output.
+fn messages(output: &Output) -> impl Iterator<Item = Value> {
+    output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
+}
+
 /// The crate, as cargo sees it.
-struct Package {
+pub(crate) struct Package {
     manifest: PathBuf,
     name: String,
     /// Cargo's target folder for this crate, wherever the user has put it.
     target: PathBuf,
+    /// The folders of the crates that it names by path.
+    beside: Vec<PathBuf>,
 }
 
 impl Package {
@@ -145,37 +273,33 @@ impl Package {
         if !list(&package["targets"]).any(library) {
             return Err(Error::NoLibrary(name));
         }
-        Ok(Self { manifest, name, target: path(&metadata["target_directory"]) })
+        let beside = list(&package["dependencies"]).filter_map(|it| it["path"].as_str()).map(PathBuf::from).collect();
+        Ok(Self { manifest, name, target: path(&metadata["target_directory"]), beside })
     }
 
-    /// Compiles to a core module (or to a component, where the target makes one by itself) and returns its path.
-    fn compile(&self, profile: Option<&str>) -> Result<PathBuf, Error> {
+    /// Cargo, to compile to a core module, or to a component, where the target makes one by itself.
+    fn compiler(&self, profile: Profile<'_>) -> Result<Command, Error> {
         let mut cargo = Toolchain::find(self.dir())?.cargo_rustc();
-        cargo.args(["--lib", "--message-format=json-render-diagnostics", "--manifest-path"]).arg(&self.manifest);
+        cargo.args(["--lib", "--manifest-path"]).arg(&self.manifest);
         // Whatever the manifest says: a second crate type beside this one would turn link-time optimisation off.
         cargo.args(["--crate-type", "cdylib"]);
         // A target folder of its own: another compiler may be at work here, and each would rebuild what the other has built.
         cargo.arg("--target-dir").arg(self.target.join("guests"));
-        cargo.args(["--profile", profile.unwrap_or(PROFILE)]);
-        if profile.is_none() {
-            cargo.args(
-                PROFILE_SETTINGS
-                    .iter()
-                    .flat_map(|setting| ["--config".to_owned(), format!("profile.{PROFILE}.{setting}")]),
-            );
-        }
+        let (name, settings) = profile.settings();
+        cargo.args(["--profile", name]);
+        cargo.args(settings.iter().flat_map(|setting| ["--config".to_owned(), format!("profile.{name}.{setting}")]));
         cargo.arg("--config").arg(remap());
-        let output = cargo.current_dir(self.dir()).stderr(Stdio::inherit()).output();
-        let output = output.map_err(|source| start_error(&cargo, source))?;
-        let messages =
-            output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-        let artifacts = messages.filter(|message| {
+        cargo.current_dir(self.dir());
+        Ok(cargo)
+    }
+
+    /// What cargo has made of the crate.
+    fn module(&self, output: &Output) -> Option<PathBuf> {
+        let artifacts = messages(output).filter(|message| {
             message["reason"] == "compiler-artifact" && path(&message["manifest_path"]) == self.manifest
         });
-        let files: Vec<PathBuf> =
-            artifacts.flat_map(|artifact| list(&artifact["filenames"]).map(path).collect::<Vec<_>>()).collect();
-        let module = files.into_iter().find(|file| file.extension().is_some_and(|extension| extension == "wasm"));
-        module.filter(|_| output.status.success()).ok_or(Error::Compile)
+        let mut files = artifacts.flat_map(|artifact| list(&artifact["filenames"]).map(path).collect::<Vec<_>>());
+        files.find(|file| file.extension().is_some_and(|extension| extension == "wasm"))
     }
 
     fn dir(&self) -> &Path {
@@ -262,7 +386,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-fn start_error(command: &Command, source: io::Error) -> Error {
+pub(crate) fn start_error(command: &Command, source: io::Error) -> Error {
     Error::Start { program: command.get_program().to_string_lossy().into_owned(), source }
 }
 

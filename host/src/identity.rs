@@ -22,6 +22,13 @@ pub const ALLOW_PRUNE_ANNOTATION: &str = "pilothouse.dev/allow-prune";
 /// The annotation on a reconciler by which a user lets a revision take over, whatever the guards of its rollout say.
 pub const ALLOW_ROLLOUT_ANNOTATION: &str = "pilothouse.dev/allow-rollout";
 
+/// The label on a reconciler that one host has to itself, whose value names the host: all others leave it alone. `pilothouse dev` sets
+/// it.
+pub const HOST_LABEL: &str = "pilothouse.dev/host";
+
+/// The label on what `pilothouse dev` has made, whose value names the reconciler that it is for.
+pub const DEV_LABEL: &str = "pilothouse.dev/dev";
+
 /// The label on a child that cannot have an owner reference, since it is in another namespace than its parent or of cluster
 /// scope (`C61`): the parent's UID. It finds such children, and proves nothing.
 pub const PARENT_LABEL: &str = "internal.pilothouse.dev/parent-uid";

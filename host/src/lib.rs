@@ -13,7 +13,8 @@
 //!
 //! [`run`] puts the parts together; of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
 //! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs. Those that [`transfer`] and [`sign`] plugins talk to a [`registry`],
-//! by the [`login`] of who runs them, over a [`connection`]; whose [`signature`] counts is the host's to know. [`release`] is for when there is no host any more.
+//! by the [`login`] of who runs them, over a [`connection`]; whose [`signature`] counts is the host's to know. [`release`] is for when there is no host any more,
+//! and [`dev`] is the loop of a plugin's author: build, preview, and a host for one reconciler.
 //!
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
@@ -24,6 +25,7 @@ pub mod connection;
 pub mod controller;
 pub mod crd;
 pub mod declaration;
+pub mod dev;
 pub mod identity;
 pub mod inspect;
 pub mod kinds;

@@ -13,7 +13,7 @@ use clap_complete::Shell;
 use pilothouse::{
     build,
     crd::{self, Limits, ServiceAccountRef},
-    inspect, manifests, output,
+    dev, inspect, manifests, output,
     plugin::{Engine, GUEST_MEMORY, Plugin, compile},
     preview, release, render, run, sign,
     telemetry::{self, LogFormat},
@@ -47,6 +47,8 @@ enum Command {
     Run(run::Options),
     /// Build the plugin in a directory, in Rust or Go, into a component.
     Build(BuildArguments),
+    /// Build the plugin in a directory whenever it changes, and serve it in the cluster of the kubeconfig: the loop of its author.
+    Dev(dev::Options),
     /// Push a component into a registry.
     Push(transfer::PushOptions),
     /// Pull a component out of a registry.
@@ -153,8 +155,11 @@ fn start(arguments: Arguments) -> anyhow::Result<ExitCode> {
         (_, LogFormat::Auto) => LogFormat::Text,
         (_, format) => format,
     };
-    telemetry::init(log_format, &arguments.log, traces.as_ref());
-    let result = runtime.block_on(execute(arguments.command));
+    // What is logged there is a part of what it shows.
+    if !matches!(arguments.command, Command::Dev(_)) {
+        telemetry::init(log_format, &arguments.log, traces.as_ref());
+    }
+    let result = runtime.block_on(execute(arguments.command, &arguments.log));
     if let Some(traces) = traces {
         traces.end();
     }
@@ -167,10 +172,11 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn execute(command: Command) -> anyhow::Result<ExitCode> {
+async fn execute(command: Command, log: &str) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(options) => run::run(options).await?,
         Command::Build(arguments) => build_plugin(arguments)?,
+        Command::Dev(options) => dev::dev(&options, log).await?,
         Command::Push(options) => transfer::push(&options).await?,
         Command::Pull(options) => transfer::pull(&options).await?,
         Command::Sign(options) => sign::sign(&options).await?,
@@ -226,6 +232,7 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
         host: arguments.host.clone(),
         namespaced: arguments.namespaced,
         image: arguments.image.clone(),
+        path: None,
         pull_secrets: arguments.pull_secrets.clone(),
         skip_crds: arguments.skip_crds,
         grants: arguments.grants.as_deref().map(|file| read_grants(file, arguments)).transpose()?,

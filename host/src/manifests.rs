@@ -1,6 +1,9 @@
 //! `pilothouse manifests`: what has to be in the cluster for a plugin, from what the plugin says of itself. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
@@ -25,6 +28,8 @@ pub struct Options {
     pub namespaced: bool,
     /// The image that the plugin is in, if it is not to be in a ConfigMap.
     pub image: Option<String>,
+    /// The file that the plugin is in, on the machine of the host, if it is not to be in a ConfigMap.
+    pub path: Option<PathBuf>,
     /// The Secrets in its namespace with credentials for the registry of the image.
     pub pull_secrets: Vec<String>,
     /// Leave out the CustomResourceDefinitions and what comes with them, which somebody else installs.
@@ -175,7 +180,10 @@ fn seeing_out(description: &Description, host: &ServiceAccountRef) -> [Value; 2]
 
 /// `spec.plugin`, the host's right to what it names, and the object that it names.
 fn source(bytes: &[u8], options: &Options) -> Result<(Value, Option<Value>, Option<Value>), Error> {
-    let Options { name, namespace, namespaced, image, pull_secrets, .. } = options;
+    let Options { name, namespace, namespaced, image, path, pull_secrets, .. } = options;
+    if let Some(path) = path {
+        return Ok((json!({"path": path}), None, None));
+    }
     let reference = |name: &str| {
         if *namespaced { json!({"name": name}) } else { json!({"namespace": namespace, "name": name}) }
     };

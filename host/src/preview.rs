@@ -195,13 +195,25 @@ pub async fn preview(options: &Options) -> Result<bool, Error> {
     let plugin = Plugin::open(&engine, None, material.plugin.bytes.clone(), limits, access).await;
     let plugin = plugin.map_err(|source| Error::Plugin { file, source })?;
 
-    let seen = Seen::list(&client, &declared, &plugin).await?;
-    let report = seen.report(&declared, &plugin, &material).await?;
+    let report = report(&client, &declared, &plugin, &material).await?;
     match options.output {
         output::Format::Json => output::json(&report)?,
         output::Format::Text => anstream::stdout().lock().write_all(report.text()?.as_bytes())?,
     }
     Ok(!report.parents.is_empty())
+}
+
+/// What would change if `plugin`, which is made of `material`, were that of the reconciler that is declared so.
+///
+/// # Errors
+/// If that cannot be seen.
+pub async fn report(
+    client: &Client,
+    declared: &Declaration,
+    plugin: &Plugin,
+    material: &Material,
+) -> Result<Report, Error> {
+    Seen::list(client, declared, plugin).await?.report(declared, plugin, material).await
 }
 
 async fn declared(client: &Client, key: &ObjectKey) -> Result<Declaration, Error> {
@@ -215,7 +227,7 @@ async fn declared(client: &Client, key: &ObjectKey) -> Result<Declaration, Error
 }
 
 /// What the plugin may reach: it reads as who previews, as far as the reconciler grants it.
-fn access(client: &Client, declared: &Declaration) -> Access {
+pub(crate) fn access(client: &Client, declared: &Declaration) -> Access {
     let Declaration { grants, plugin: source, .. } = declared;
     let own: Vec<_> = grants.secrets().chain(&source.pull_secrets).cloned().collect();
     let access = Access::new(Arc::default(), Arc::new(Secrets::new(client.clone(), watcher::Config::default(), None)));
@@ -389,7 +401,7 @@ impl Seen {
 }
 
 /// `Kind.group` of `Kind.version.group`.
-fn without_version(full: &str) -> (&str, &str) {
+pub(crate) fn without_version(full: &str) -> (&str, &str) {
     let (kind, rest) = full.split_once('.').unwrap_or((full, ""));
     (kind, rest.split_once('.').map_or("", |(_, group)| group))
 }
@@ -416,11 +428,16 @@ where
 const PARENT: Style = Style::new().bold().underline();
 
 impl Report {
-    /// For a person: the differences by parent, then a line for each child, then the sentence.
+    /// For a person: the differences, then the sentence.
     fn text(&self) -> io::Result<String> {
+        Ok(format!("{}revision {}: {}\n", self.differences(usize::MAX)?, self.revision, self.summary))
+    }
+
+    /// The differences by parent, then a line for each child. Of no more than so many parents.
+    pub(crate) fn differences(&self, shown: usize) -> io::Result<String> {
         let mut text = String::new();
         let mut rows = Vec::new();
-        for parent in &self.parents {
+        for parent in self.parents.iter().take(shown) {
             let key = ObjectKey { namespace: parent.namespace.clone(), name: parent.name.clone() };
             text += &format!("{PARENT}{} {key}{PARENT:#}\n", parent.kind);
             for child in &parent.children {
@@ -445,7 +462,9 @@ impl Report {
         for line in output::columns(&rows) {
             text += &format!("{line}\n");
         }
-        text += &format!("revision {}: {}\n", self.revision, self.summary);
+        if let Some(more) = self.parents.len().checked_sub(shown).filter(|more| *more > 0) {
+            text += &format!("… and {more} more parents\n");
+        }
         Ok(text)
     }
 }
@@ -487,6 +506,11 @@ mod tests {
             revision r: of 3 parents 1 changes: …\n";
         let text = report.text().unwrap();
         assert_eq!(anstream::adapter::strip_str(&text).to_string(), expected);
+        let text = anstream::adapter::strip_str(&report.differences(1).unwrap()).to_string();
+        assert!(
+            !text.contains("n/x") && text.contains("n/w     change") && text.contains("… and 1 more parents\n"),
+            "{text}"
+        );
         let none = Report { parents: Vec::new(), ..report };
         assert_eq!(none.text().unwrap(), "revision r: of 3 parents 1 changes: …\n");
     }

@@ -31,7 +31,7 @@ use crate::{
     registry::{self, Registries},
     signature::policy::Policy,
     source::Sources,
-    supervisor::Supervisor,
+    supervisor::{Serves, Supervisor},
     telemetry,
 };
 
@@ -151,12 +151,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let verification = verification
         .map(|path| read(path, "--verification-policy", "verification policy", Policy::read))
         .transpose()?;
-    let mut config =
-        Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
-    let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
-    config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
-    // Of every connection: what is silent for longer is dead (`C39`).
-    config.read_timeout = Some(options.watch_idle_timeout);
+    let config = config(options.watch_idle_timeout).await?;
     let term = if options.leader_elect { Term::not_begun() } else { Term::endless() };
     let metrics = Arc::new(Metrics::new(term.clone()));
     let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
@@ -209,6 +204,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         total_slots: options.max_concurrent_reconciles,
         kinds: watch::Sender::new(0),
         watches: crate::watch::config(options.watch_idle_timeout),
+        serves: Serves::All,
     };
     let supervisor = tokio::spawn(supervisor.run(ready, stop.clone()));
     let ended = async {
@@ -246,6 +242,19 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How the API server is reached, by connections that are dead when they are silent for longer than `idle` (`C39`).
+///
+/// # Errors
+/// If nothing says where it is.
+pub async fn config(idle: Duration) -> anyhow::Result<Config> {
+    let mut config =
+        Config::infer().await.context("found no cluster: neither in-cluster configuration nor a kubeconfig")?;
+    let user_agent = concat!("pilothouse/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
+    config.read_timeout = Some(idle);
+    Ok(config)
+}
+
 fn election(options: &Options, config: &Config, metrics: &Metrics, term: Term) -> anyhow::Result<Election> {
     let timing = Timing {
         lease_duration: options.leader_election_lease_duration,
@@ -266,7 +275,12 @@ fn cache(directory: &Path, options: &Options) -> Option<Cache> {
 }
 
 /// What a file says that an option names.
-fn read<T, E>(path: &Path, option: &str, what: &str, read: impl FnOnce(&str) -> Result<T, E>) -> anyhow::Result<T>
+pub(crate) fn read<T, E>(
+    path: &Path,
+    option: &str,
+    what: &str,
+    read: impl FnOnce(&str) -> Result<T, E>,
+) -> anyhow::Result<T>
 where
     Result<T, E>: anyhow::Context<T, E>,
 {
@@ -279,7 +293,11 @@ async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener
     TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address} ({option})"))
 }
 
-fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
+/// What cancels `stop` at SIGTERM and SIGINT.
+///
+/// # Errors
+/// If the process cannot wait for them.
+pub fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("failed to wait for SIGINT")?;
     Ok(async move {

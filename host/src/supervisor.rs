@@ -1,7 +1,7 @@
 //! The reconcilers of the cluster, as they come, change and go. Each lives on its own, so that one that is broken harms none of
 //! the others.
 
-use std::{collections::HashMap, fmt::Debug, pin::pin, sync::Arc};
+use std::{collections::HashMap, fmt::Debug, path::PathBuf, pin::pin, sync::Arc};
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -16,8 +16,9 @@ use tracing::{Instrument as _, info_span};
 
 use crate::{
     claims::Claims,
-    crd::{self, ClusterReconciler},
+    crd::{self, ClusterReconciler, PluginSource, Preview, Rollout, Strategy},
     declaration::{self, Declaration},
+    identity::HOST_LABEL,
     metrics::Metrics,
     object::ObjectKey,
     plugin::Engine,
@@ -58,6 +59,41 @@ pub struct Supervisor {
     pub kinds: watch::Sender<u64>,
     /// How to watch.
     pub watches: watcher::Config,
+    /// Which of the reconcilers are its own.
+    pub serves: Serves,
+}
+
+/// Which reconcilers a host serves.
+#[derive(Clone, Debug)]
+pub enum Serves {
+    /// All but those that another host has to itself.
+    All,
+    /// Those that are labelled as its own, each with the plugin in a file, which takes over at once.
+    Own {
+        /// The value of the label.
+        host: String,
+        /// The component.
+        plugin: PathBuf,
+    },
+}
+
+impl Serves {
+    fn selector(&self) -> String {
+        match self {
+            Self::All => format!("!{HOST_LABEL}"),
+            Self::Own { host, .. } => format!("{HOST_LABEL}={host}"),
+        }
+    }
+
+    /// What is declared, as this host takes it.
+    fn take(&self, mut declared: Declaration) -> Declaration {
+        if let Self::Own { plugin, .. } = self {
+            declared.plugin = PluginSource { path: Some(plugin.clone()), ..PluginSource::default() };
+            let rollout = declared.terms.rollout;
+            declared.terms.rollout = Rollout { strategy: Strategy::Immediate, preview: Preview::Off, ..rollout };
+        }
+        declared
+    }
 }
 
 /// A reconciler that lives, or comes to its end.
@@ -130,8 +166,9 @@ impl Supervisor {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Into<Declaration> + Send + 'static,
     {
         let namespaced = K::kind(&()) == declaration::NAMESPACED;
-        let events = watch(Api::<K>::all(self.client.clone()), self.watches.clone());
-        Box::pin(events.map(move |event| (namespaced, event.map(declaration))))
+        let serves = self.serves.clone();
+        let events = watch(Api::<K>::all(self.client.clone()), self.watches.clone().labels(&serves.selector()));
+        Box::pin(events.map(move |event| (namespaced, event.map(|event| declaration(event, &serves)))))
     }
 
     /// Shows a reconciler what is declared of it, or brings it to life.
@@ -178,12 +215,12 @@ impl Supervisor {
     }
 }
 
-fn declaration<K: Into<Declaration>>(event: watcher::Event<K>) -> watcher::Event<Declaration> {
+fn declaration<K: Into<Declaration>>(event: watcher::Event<K>, serves: &Serves) -> watcher::Event<Declaration> {
     match event {
         watcher::Event::Init => watcher::Event::Init,
-        watcher::Event::InitApply(declared) => watcher::Event::InitApply(declared.into()),
+        watcher::Event::InitApply(declared) => watcher::Event::InitApply(serves.take(declared.into())),
         watcher::Event::InitDone => watcher::Event::InitDone,
-        watcher::Event::Apply(declared) => watcher::Event::Apply(declared.into()),
+        watcher::Event::Apply(declared) => watcher::Event::Apply(serves.take(declared.into())),
         watcher::Event::Delete(declared) => watcher::Event::Delete(declared.into()),
     }
 }

@@ -31,6 +31,15 @@ pub fn init(format: LogFormat, filter: &str, traces: Option<&Traces>) {
     tracing_subscriber::registry().with(layers).init();
 }
 
+/// Hands what is logged to a view, and writes it nowhere else.
+pub fn init_to<L>(filter: &str, view: L)
+where
+    L: tracing_subscriber::Layer<tracing_subscriber::Registry> + Send + Sync,
+{
+    let filter = EnvFilter::builder().parse_lossy(filter);
+    tracing_subscriber::registry().with(view.with_filter(filter)).init();
+}
+
 /// An error with all its causes, in one line: `failed to x: because y: because z`.
 pub fn chain(error: &dyn Error) -> String {
     // Some texts have several lines; conditions and log lines have one.

@@ -166,6 +166,8 @@ fn the_reference_names_all_that_is_written_on_objects() {
         identity::BINDING_ANNOTATION,
         identity::RECORD_ANNOTATION,
         identity::ALLOW_PRUNE_ANNOTATION,
+        identity::HOST_LABEL,
+        identity::DEV_LABEL,
     ] {
         assert!(page.contains(&format!("| `{name}` |")), "host/docs/reference.md does not name {name}");
     }

@@ -56,7 +56,14 @@ impl Cluster {
         Self::start_with(&[])
     }
 
-    /// The same, with these flags of the API server besides its usual ones.
+    /// One with nothing installed.
+    pub(crate) fn empty() -> Self {
+        let control_plane = ControlPlane::start_with(&[]).expect("the control plane starts");
+        let host_kubeconfig = control_plane.data_dir().join("host.kubeconfig");
+        Self { control_plane, host_kubeconfig, hosts: AtomicUsize::new(0) }
+    }
+
+    /// The same as [`Self::start`], with these flags of the API server besides its usual ones.
     pub(crate) fn start_with(api_server_flags: &[&str]) -> Self {
         let control_plane = ControlPlane::start_with(api_server_flags).expect("the control plane starts");
         let dir = control_plane.data_dir();

@@ -11,6 +11,7 @@ mod churn;
 mod compile;
 mod conflicts;
 mod crash;
+mod dev;
 mod ending;
 mod fair;
 mod field;
