@@ -749,9 +749,8 @@ impl Reconciler {
     }
 
     fn impersonate(&self, account: &str) -> Result<Client, Error> {
-        let mut config = self.supervisor.config.clone();
-        config.auth_info.impersonate = Some(account.to_owned());
-        self.supervisor.metrics.client(config, Some(self.metrics.clone())).map_err(Error::Client)
+        let Supervisor { server, metrics, .. } = &self.supervisor;
+        metrics.client(server, Some((account, self.metrics.clone()))).map_err(Error::Client)
     }
 
     /// The kinds of the revisions that serve together, and those that earlier ones may have left something of.
