@@ -24,9 +24,7 @@ use hyper_util::{
 use kube::{
     Config,
     client::{
-        Body, ClientBuilder, ConfigExt as _, DynBody, RustlsTlsError,
-        middleware::ExtraHeaders,
-        retry::RetryPolicy,
+        Body, ClientBuilder, ConfigExt as _, DynBody, RustlsTlsError, middleware::ExtraHeaders, retry::RetryPolicy,
     },
 };
 use tokio::time::{Instant, Sleep};
@@ -48,7 +46,7 @@ type Requests = BoxCloneSyncService<Request<Body>, Response<Box<DynBody>>, BoxEr
 /// See the module's documentation. Clones share their connections.
 #[derive(Clone)]
 pub struct ApiServer {
-    config: Config,
+    config: Arc<Config>,
     requests: Requests,
 }
 
@@ -73,7 +71,7 @@ impl ApiServer {
             .option_layer(config.auth_layer()?)
             .service(Connections::new(&config)?);
         let requests = BoxCloneSyncService::new(ServiceBuilder::new().map_err(BoxError::from).service(requests));
-        Ok(Self { config, requests })
+        Ok(Self { config: Arc::new(config), requests })
     }
 
     /// Its name and port.
@@ -86,7 +84,7 @@ impl ApiServer {
     /// # Errors
     /// If that can be no user's name.
     pub fn client(&self, user: Option<&str>) -> Result<ClientBuilder<ExtraHeaders<Requests>>, kube::Error> {
-        let mut config = self.config.clone();
+        let mut config = Config::clone(&self.config);
         if let Some(user) = user {
             config.auth_info.impersonate = Some(user.to_owned());
         }
@@ -240,13 +238,15 @@ mod tests {
         async fn start() -> Self {
             let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
             let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let tls = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+            let tls =
+                rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
             let private = rustls::pki_types::PrivateKeyDer::try_from(key.signing_key.serialize_der()).unwrap();
             let mut tls = tls.with_no_client_auth().with_single_cert(vec![key.cert.der().clone()], private).unwrap();
             tls.alpn_protocols = vec![b"h2".to_vec()];
             let tls = TlsAcceptor::from(Arc::new(tls));
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let mut config = Config::new(format!("https://localhost:{}", listener.local_addr().unwrap().port()).parse().unwrap());
+            let mut config =
+                Config::new(format!("https://localhost:{}", listener.local_addr().unwrap().port()).parse().unwrap());
             config.root_cert = Some(vec![key.cert.der().to_vec()]);
             let connections = Arc::new(AtomicUsize::new(0));
             let counted = connections.clone();
@@ -258,7 +258,10 @@ mod tests {
                     // As an API server does.
                     let mut server = http2::Builder::new(TokioExecutor::new());
                     server.max_concurrent_streams(100);
-                    tokio::spawn(server.serve_connection(connection, service_fn(async |request| Ok::<_, hyper::Error>(answer(&request)))));
+                    tokio::spawn(server.serve_connection(
+                        connection,
+                        service_fn(async |request| Ok::<_, hyper::Error>(answer(&request))),
+                    ));
                 }
             });
             Self { config, connections }
@@ -267,7 +270,8 @@ mod tests {
 
     fn answer<B>(request: &Request<B>) -> Response<UnsyncBoxBody<Bytes, hyper::Error>> {
         let user = request.headers().get_all("impersonate-user").iter().map(|user| user.to_str().unwrap());
-        let user = Bytes::from(user.collect::<Vec<_>>().join(" and "));
+        // Never empty: nothing would be sent.
+        let user = Bytes::from(format!("as {}", user.collect::<Vec<_>>().join(" and ")));
         let body = stream::iter([Ok(Frame::data(user))]).chain(stream::pending());
         Response::new(StreamBody::new(body).boxed_unsync())
     }
@@ -287,7 +291,7 @@ mod tests {
         let (host, a, b) = (client(None), client(Some("a")), client(Some("b")));
         let mut under_way = Vec::new();
         // The first ones at once, before there is a connection.
-        let firsts = [(&a, "a"), (&host, ""), (&b, "b")];
+        let firsts = [(&a, "as a"), (&host, "as "), (&b, "as b")];
         let first = futures::future::join_all(firsts.map(|(client, _)| ask(client))).await;
         for ((user, body), (_, expected)) in first.into_iter().zip(firsts) {
             assert_eq!(user, expected);

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use pilothouse::{
-    build,
+    allocator, build,
     crd::{self, Limits, ServiceAccountRef},
     inspect, manifests, output,
     plugin::{Engine, GUEST_MEMORY, Plugin, compile},
@@ -169,7 +169,10 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 
 async fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(options) => run::run(options).await?,
+        Command::Run(options) => {
+            allocator::give_back();
+            run::run(options).await?;
+        }
         Command::Build(arguments) => build_plugin(arguments)?,
         Command::Push(options) => transfer::push(&options).await?,
         Command::Pull(options) => transfer::pull(&options).await?,
