@@ -13,7 +13,6 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming};
 use hyper_rustls::{DefaultServerNameResolver, FixedServerNameResolver, HttpsConnector, ResolveServerName};
 use hyper_timeout::TimeoutConnector;
@@ -220,7 +219,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::{StreamExt as _, stream};
-    use http_body_util::{StreamBody, combinators::UnsyncBoxBody};
+    use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
     use hyper::{server::conn::http2, service::service_fn};
     use hyper_util::rt::TokioIo;
     use tokio::net::TcpListener;

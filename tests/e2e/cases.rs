@@ -7,9 +7,7 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use kube::api::{
-    DynamicObject, ListParams, Patch, PatchParams, PostParams, PropagationPolicy, WatchEvent, WatchParams,
-};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PropagationPolicy, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 
 use crate::cluster::{
@@ -185,11 +183,8 @@ async fn c42_no_failure_of_a_plugin_is_taken_for_an_empty_answer() {
         (json!({"failure": {"retry": "not yet"}}), "PluginRetry"),
         (json!({"failure": {"terminal": "never"}}), "PluginTerminal"),
     ] {
-        let mut widget = get(&ns.widgets(), "w").await.expect("it is there");
-        widget.data["spec"]["reply"] = reply;
-        widget.metadata.managed_fields = None;
-        widget.metadata.resource_version = None;
-        ns.widgets().replace("w", &PostParams::default(), &widget).await.expect("it can be edited");
+        let reply = format!(r#"[{{"op": "replace", "path": "/spec/reply", "value": {reply}}}]"#);
+        ns.cluster.kubectl(&["--namespace=c42-failures", "patch", "widget/w", "--type=json", "-p", &reply]);
         refused(&ns.widgets(), "w", reason).await;
         let left = ns.config_maps().list(&ListParams::default()).await.expect("they can be listed");
         assert_eq!(
