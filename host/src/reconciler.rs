@@ -567,8 +567,7 @@ impl Reconciler {
             },
         };
         let client = self.supervisor.client.clone();
-        let parent_kind =
-            lookup::kind(&client, &self.known_kinds(), &revisions.active.plugin.description().parent).await?;
+        let parent_kind = lookup::kind(&client, &revisions.active.plugin.description().parent).await?;
         let binding = Binding { account: HOST.to_owned(), ..self.binding()? };
         let started = self.start(client, &binding, parent_kind, Vec::new(), revisions).await?;
         self.go(started, binding);
