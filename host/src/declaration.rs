@@ -72,6 +72,11 @@ pub fn key_of(text: &str) -> Result<ObjectKey, String> {
     })
 }
 
+/// What the host looks at: who owns which field takes more memory than all the rest, and is kept as long as the reconciler lives.
+fn metadata(metadata: ObjectMeta) -> ObjectMeta {
+    ObjectMeta { managed_fields: None, ..metadata }
+}
+
 fn key(metadata: &ObjectMeta) -> ObjectKey {
     ObjectKey { namespace: metadata.namespace.clone(), name: metadata.name.clone().unwrap_or_default() }
 }
@@ -81,7 +86,7 @@ impl From<ClusterReconciler> for Declaration {
         let status = declared.status().cloned();
         Self {
             key: key(&declared.metadata),
-            metadata: declared.metadata,
+            metadata: metadata(declared.metadata),
             plugin: declared.spec.plugin,
             account: declared.spec.service_account,
             grants: declared.spec.grants,
@@ -98,7 +103,7 @@ impl From<Reconciler> for Declaration {
         let namespace = key.namespace.clone().unwrap_or_default();
         Self {
             key,
-            metadata: declared.metadata,
+            metadata: metadata(declared.metadata),
             plugin: declared.spec.plugin.within(&namespace),
             grants: declared.spec.grants.within(&namespace),
             account: ServiceAccountRef { namespace, name: declared.spec.service_account },

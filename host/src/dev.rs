@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use kube::{Api, Config};
+use kube::Api;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     process::Command,
@@ -37,6 +37,7 @@ use self::{
 use crate::{
     build::{self, Profile, Source},
     cache::{Cache, Quotas},
+    client::ApiServer,
     crd::ClusterReconciler,
     declaration::Declaration,
     lease::{self, Term},
@@ -141,7 +142,7 @@ struct Session {
     /// Where the component is that serves.
     component: PathBuf,
     install: Install,
-    config: Config,
+    server: ApiServer,
     metrics: Arc<Metrics>,
     engine: Arc<Engine>,
     /// What was applied last.
@@ -170,10 +171,11 @@ impl Session {
         component: PathBuf,
     ) -> anyhow::Result<Self> {
         let config = run::config(IDLE).await?;
-        let server = config.cluster_url.to_string();
+        let url = config.cluster_url.to_string();
         let metrics = Arc::new(Metrics::new(Term::endless()));
-        let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
-        client.apiserver_version().await.with_context(|| format!("no answer from the cluster at {server}"))?;
+        let server = ApiServer::new(config).context("failed to set up the way to the API server")?;
+        let client = metrics.client(&server, None).context("failed to set up the Kubernetes client")?;
+        client.apiserver_version().await.with_context(|| format!("no answer from the cluster at {url}"))?;
         let compiler = compile::Compiler::new(cache(), compile::TIMEOUT, metrics.compilations.clone());
         let engine = Arc::new(Engine::new(GUEST_MEMORY)?.with_compiler(compiler));
         let named = options.directory.clone();
@@ -181,7 +183,7 @@ impl Session {
         let grants = grants
             .map(|file| run::read(file, "--grants", "spec.grants of a reconciler", |yaml| Granted::read(yaml, None)))
             .transpose()?;
-        view.show(&Event::Started { directory: named.clone(), reconciler: name.clone(), server });
+        view.show(&Event::Started { directory: named.clone(), reconciler: name.clone(), server: url });
         let install = Install { client, name, namespace: options.namespace.clone(), grants, host: install::host() };
         let expected = watch::Sender::new(None);
         let (applied, serves, host) = (None, None, None);
@@ -191,7 +193,7 @@ impl Session {
             directory,
             component,
             install,
-            config,
+            server,
             metrics,
             engine,
             applied,
@@ -393,7 +395,7 @@ impl Session {
         let watches = crate::watch::config(IDLE);
         let slots = 8;
         let supervisor = Supervisor {
-            config: self.config.clone(),
+            server: self.server.clone(),
             client: client.clone(),
             engine: self.engine.clone(),
             events: Events::new(client.clone()),

@@ -11,16 +11,18 @@
 //!    hand on to one another is in [`state`].
 //! 4. What proves that an object is not there is in [`lookup`]. Under what names all of it is written to the cluster is in [`identity`].
 //!
-//! [`run`] puts the parts together; of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
+//! [`run`] puts the parts together, on one way to the API server ([`client`]), with memory that is given back ([`allocator`]); of several hosts the one that holds a [`lease`] is at work. Beside them are tools that need no cluster: [`build`], [`inspect`], [`render`],
 //! [`manifests`] and [`version`]; [`kinds`] and [`output`] are theirs. Those that [`transfer`] and [`sign`] plugins talk to a [`registry`],
 //! by the [`login`] of who runs them, over a [`connection`]; whose [`signature`] counts is the host's to know. [`release`] is for when there is no host any more,
 //! and [`dev`] is the loop of a plugin's author: build, preview, and a host for one reconciler.
 //!
 //! How all of it fares is told by [`metrics`], [`tally`], [`traces`] and [`telemetry`].
 
+pub mod allocator;
 pub mod build;
 pub mod cache;
 pub mod claims;
+pub mod client;
 pub mod connection;
 pub mod controller;
 pub mod crd;

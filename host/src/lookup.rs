@@ -67,20 +67,34 @@ pub async fn kind(client: &Client, name: &KindName) -> Result<Kind, KindMissing>
     Ok(Kind { api, namespaced: capabilities.scope == Scope::Namespaced, has_status })
 }
 
+/// The same, which is asked only if that is not `known`.
+///
+/// # Errors
+/// If it does not, or does not say.
+pub async fn kind_or_known(client: &Client, known: &[Kind], name: &KindName) -> Result<Kind, KindMissing> {
+    match known.iter().find(|kind| kind.name() == *name) {
+        Some(known) => Ok(known.clone()),
+        None => kind(client, name).await,
+    }
+}
+
 /// The kinds of children that there may be, sorted: those that plugins declare, and those of which an earlier one has `applied` some.
+///
+/// The API server is asked of those that are not `known`.
 ///
 /// # Errors
 /// If one that is declared is not served, or the API server does not say of one.
 pub async fn child_kinds(
     client: &Client,
+    known: &[Kind],
     declared: &[&KindName],
     applied: &[KindName],
 ) -> Result<Vec<Kind>, KindMissing> {
     // All at once: a revision that takes over waits for it.
-    let mut kinds = future::try_join_all(declared.iter().map(|name| kind(client, name))).await?;
+    let mut kinds = future::try_join_all(declared.iter().map(|name| kind_or_known(client, known, name))).await?;
     // A kind that is declared in another version now is watched already: its objects are the same.
     let is_declared = |name: &KindName| declared.iter().any(|declared| declared.is_same_kind(name));
-    let applied = applied.iter().filter(|name| !is_declared(name)).map(|name| kind(client, name));
+    let applied = applied.iter().filter(|name| !is_declared(name)).map(|name| kind_or_known(client, known, name));
     for found in future::join_all(applied).await {
         match found {
             Ok(kind) => kinds.push(kind),

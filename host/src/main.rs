@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use pilothouse::{
-    build,
+    allocator, build,
     crd::{self, Limits, ServiceAccountRef},
     dev, inspect, manifests, output,
     plugin::{Engine, GUEST_MEMORY, Plugin, compile},
@@ -174,7 +174,10 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 
 async fn execute(command: Command, log: &str) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(options) => run::run(options).await?,
+        Command::Run(options) => {
+            allocator::give_back();
+            run::run(options).await?;
+        }
         Command::Build(arguments) => build_plugin(arguments)?,
         Command::Dev(options) => dev::dev(&options, log).await?,
         Command::Push(options) => transfer::push(&options).await?,

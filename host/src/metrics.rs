@@ -14,7 +14,7 @@ use std::{
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::get};
 use jiff::Timestamp;
-use kube::{Client, Config, client::ClientBuilder};
+use kube::Client;
 use prometheus_client::{
     collector::Collector,
     encoding::{
@@ -33,6 +33,7 @@ mod requests;
 pub use self::handles::{Calls, Compilations, Function, Handles, Usage};
 use self::requests::{CountRequests, Requests};
 use crate::{
+    client::ApiServer,
     controller::Controller,
     lease::{self, Term},
     object::Kind,
@@ -65,26 +66,32 @@ impl Metrics {
         handles
     }
 
-    /// A client whose requests are counted, and sent only while the host leads: those of a reconciler, or those of the host itself.
+    /// A client whose requests are counted, and sent only while the host leads: one that acts as this user for a reconciler, or that of
+    /// the host itself.
     ///
     /// # Errors
-    /// If the configuration is not good.
-    pub fn client(&self, config: Config, of: Option<Arc<Handles>>) -> Result<Client, kube::Error> {
-        self.client_within(&self.term, config, of)
+    /// If that can be no user's name.
+    pub fn client(&self, server: &ApiServer, of: Option<(&str, Arc<Handles>)>) -> Result<Client, kube::Error> {
+        self.client_within(&self.term, server, of)
     }
 
     /// A client for the election, which has to send before the host leads, too.
     ///
     /// # Errors
     /// If the configuration is not good.
-    pub fn election_client(&self, config: Config) -> Result<Client, kube::Error> {
-        self.client_within(&Term::endless(), config, None)
+    pub fn election_client(&self, server: &ApiServer) -> Result<Client, kube::Error> {
+        self.client_within(&Term::endless(), server, None)
     }
 
-    fn client_within(&self, term: &Term, config: Config, of: Option<Arc<Handles>>) -> Result<Client, kube::Error> {
-        let host = config.cluster_url.authority().map(|authority| authority.as_str().into()).unwrap_or_default();
-        let count = CountRequests { requests: self.requests.clone(), host, of };
-        Ok(ClientBuilder::try_from(config)?.with_layer(&count).with_layer(term).build())
+    fn client_within(
+        &self,
+        term: &Term,
+        server: &ApiServer,
+        of: Option<(&str, Arc<Handles>)>,
+    ) -> Result<Client, kube::Error> {
+        let (user, of) = of.unzip();
+        let count = CountRequests { requests: self.requests.clone(), host: server.authority().into(), of };
+        Ok(server.client(user)?.with_layer(&count).with_layer(term).build())
     }
 
     fn living(&self) -> Vec<Arc<Handles>> {

@@ -257,7 +257,7 @@ impl Seen {
             return Err(Error::ParentKind { from, to: full });
         }
         let kinds: Vec<_> = description.children.iter().collect();
-        let child_kinds = lookup::child_kinds(client, &kinds, &status.applied_kinds).await?;
+        let child_kinds = lookup::child_kinds(client, &[], &kinds, &status.applied_kinds).await?;
 
         let selector = declared.terms.selector.clone().map(Selector::try_from);
         let selector = selector.transpose().map_err(Error::Selector)?.unwrap_or_default();

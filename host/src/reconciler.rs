@@ -455,7 +455,7 @@ impl Reconciler {
         }
         if changed {
             let revisions = context.revisions();
-            let (parent_kind, child_kinds) = self.resolve(&context.client, &revisions.all()).await?;
+            let (parent_kind, child_kinds) = self.resolve(&context.client, &[], &revisions.all()).await?;
             let started = self.start(context.client.clone(), &binding, parent_kind, child_kinds, revisions).await?;
             self.go(started, binding);
             tracing::info!("its kinds are served in another way: they are watched anew");
@@ -622,7 +622,7 @@ impl Reconciler {
             Some(serving) if serving.binding == binding => serving.controller.context.client.clone(),
             _ => self.impersonate(&binding.account)?,
         };
-        let (parent_kind, child_kinds) = self.resolve(&client, &revisions.all()).await?;
+        let (parent_kind, child_kinds) = self.resolve(&client, &self.known_kinds(), &revisions.all()).await?;
         self.note_kinds(&child_kinds).await?;
         if !self.declared.has_finalizer(RELEASE_FINALIZER) {
             self.write_finalizer(true).await?;
@@ -750,13 +750,25 @@ impl Reconciler {
     }
 
     fn impersonate(&self, account: &str) -> Result<Client, Error> {
-        let mut config = self.supervisor.config.clone();
-        config.auth_info.impersonate = Some(account.to_owned());
-        self.supervisor.metrics.client(config, Some(self.metrics.clone())).map_err(Error::Client)
+        let Supervisor { server, metrics, .. } = &self.supervisor;
+        metrics.client(server, Some((account, self.metrics.clone()))).map_err(Error::Client)
     }
 
-    /// The kinds of the revisions that serve together, and those that earlier ones may have left something of.
-    async fn resolve(&self, client: &Client, revisions: &[&Revision]) -> Result<(Kind, Vec<Kind>), Error> {
+    /// The kinds of what serves, whose definitions it follows: a revision that takes over need not ask for them again.
+    fn known_kinds(&self) -> Vec<Kind> {
+        let context = self.serving.as_ref().map(|serving| &serving.controller.context);
+        let kinds = context.map(|context| std::iter::once(&context.parent_kind).chain(&context.child_kinds));
+        kinds.into_iter().flatten().cloned().collect()
+    }
+
+    /// The kinds of the revisions that serve together, and those that earlier ones may have left something of. The API server is asked of
+    /// those that are not `known`.
+    async fn resolve(
+        &self,
+        client: &Client,
+        known: &[Kind],
+        revisions: &[&Revision],
+    ) -> Result<(Kind, Vec<Kind>), Error> {
         let descriptions = || revisions.iter().map(|revision| revision.plugin.description());
         let mut declared: Vec<&KindName> = Vec::new();
         for kind in descriptions().flat_map(|description| &description.children) {
@@ -775,7 +787,7 @@ impl Reconciler {
         }
         let mut parent_kind = None;
         for parent in parents {
-            let kind = lookup::kind(client, parent).await?;
+            let kind = lookup::kind_or_known(client, known, parent).await?;
             let serves = self.serving.as_ref().map(|serving| &serving.controller.context.parent_kind);
             if let Some(from) = parent_kind.as_ref().or(serves).filter(|from| from.group_kind() != kind.group_kind()) {
                 return Err(Error::ParentKindChanged { from: from.to_string(), to: kind.to_string() });
@@ -784,7 +796,7 @@ impl Reconciler {
         }
         let Some(parent_kind) = parent_kind else { return Err(Error::Watch("no revision serves".to_owned())) };
         let applied = self.declared.status.as_ref().map(|status| status.applied_kinds.as_slice());
-        let child_kinds = lookup::child_kinds(client, &declared, applied.unwrap_or_default()).await?;
+        let child_kinds = lookup::child_kinds(client, known, &declared, applied.unwrap_or_default()).await?;
         if self.declared.scope().is_some()
             && let Some(kind) = std::iter::once(&parent_kind).chain(&child_kinds).find(|kind| !kind.namespaced)
         {

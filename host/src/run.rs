@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::{Cache, Quotas},
+    client::ApiServer,
     crd::Bytes,
     lease::{self, Election, Term, Timing},
     metrics::{self, Metrics},
@@ -155,7 +156,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let term = if options.leader_elect { Term::not_begun() } else { Term::endless() };
     let metrics = Arc::new(Metrics::new(term.clone()));
     let mut election = options.leader_elect.then(|| election(&options, &config, &metrics, term)).transpose()?;
-    let client = metrics.client(config.clone(), None).context("failed to set up the Kubernetes client")?;
+    let server = ApiServer::new(config).context("failed to set up the way to the API server")?;
+    let client = metrics.client(&server, None).context("failed to set up the Kubernetes client")?;
     let cache = options.cache_dir.as_deref().and_then(|directory| cache(directory, &options)).map(Arc::new);
     let sources = Sources {
         client: client.clone(),
@@ -191,7 +193,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 
     let events = Events::new(client.clone());
     let supervisor = Supervisor {
-        config,
+        server,
         client,
         engine,
         events,
@@ -261,7 +263,9 @@ fn election(options: &Options, config: &Config, metrics: &Metrics, term: Term) -
         renew_deadline: options.leader_election_renew_deadline,
         retry_period: options.leader_election_retry_period,
     };
-    let client = metrics.election_client(config.clone()).context("failed to set up the Kubernetes client")?;
+    // By a connection of its own: the Lease waits for nobody.
+    let server = ApiServer::new(config.clone()).context("failed to set up the way to the API server")?;
+    let client = metrics.election_client(&server).context("failed to set up the Kubernetes client")?;
     Ok(Election::new(client, options.leader_election_namespace.clone(), timing.checked()?, term))
 }
 

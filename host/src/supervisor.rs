@@ -16,6 +16,7 @@ use tracing::{Instrument as _, info_span};
 
 use crate::{
     claims::Claims,
+    client::ApiServer,
     crd::{self, ClusterReconciler, PluginSource, Preview, Rollout, Strategy},
     declaration::{self, Declaration},
     identity::HOST_LABEL,
@@ -33,8 +34,8 @@ use crate::{
 /// What all reconcilers share.
 #[derive(Clone)]
 pub struct Supervisor {
-    /// How to reach the API server, as the host.
-    pub config: kube::Config,
+    /// The way to the API server.
+    pub server: ApiServer,
     /// A client that acts as the host.
     pub client: Client,
     /// Where plugins run.

@@ -167,6 +167,42 @@ async fn c05_a_reconcile_that_fails_touches_nothing() {
 }
 
 #[tokio::test]
+async fn c42_no_failure_of_a_plugin_is_taken_for_an_empty_answer() {
+    let ns = namespace("c42-failures").await;
+    let names: Vec<_> = (0..20).map(|number| format!("c{number}")).collect();
+    let children: Vec<_> = names.iter().map(|name| config_map(name, "1")).collect();
+    ns.widget("w", json!({"reply": {"children": children}})).await;
+    synced(&ns.widgets(), "w").await;
+    // None of these answers has a child in it, and only the last one says that there is to be none.
+    for (reply, reason) in [
+        (json!({"trap": true}), "PluginTrap"),
+        (json!({"spin": true}), "PluginDeadline"),
+        (json!({"allocateMiB": 100}), "PluginMemory"),
+        (json!({"outputMiB": 5}), "PluginAnswerUndecodable"),
+        (json!({"garbage": true}), "InvalidAnswer"),
+        (json!({"failure": {"retry": "not yet"}}), "PluginRetry"),
+        (json!({"failure": {"terminal": "never"}}), "PluginTerminal"),
+    ] {
+        let reply = format!(r#"[{{"op": "replace", "path": "/spec/reply", "value": {reply}}}]"#);
+        ns.cluster.kubectl(&["--namespace=c42-failures", "patch", "widget/w", "--type=json", "-p", &reply]);
+        refused(&ns.widgets(), "w", reason).await;
+        let left = ns.config_maps().list(&ListParams::default()).await.expect("they can be listed");
+        assert_eq!(
+            left.items.iter().filter(|child| child.metadata.deletion_timestamp.is_none()).count(),
+            21,
+            "{reason}"
+        );
+    }
+    let deletes = || ns.writes().iter().filter(|write| write.what() == "delete configmaps").count();
+    assert_eq!(deletes(), 0, "{:#?}", ns.writes());
+    edit(&ns.widgets(), "w", json!({"spec": {"reply": {"failure": null, "children": []}}})).await;
+    for name in &names {
+        gone(&ns.config_maps(), name).await;
+    }
+    assert_eq!(deletes(), 20);
+}
+
+#[tokio::test]
 async fn c10_a_deletion_or_a_label_wakes_the_parent_though_its_generation_stays() {
     let ns = namespace("c10").await;
     ns.widget("w", json!({"reply": {"log": ["called"]}, "cleanup": {"log": ["cleanup"], "waitingMs": 60000}})).await;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How many plugins a host has loaded: from the cache, from the compiler, and not at all.
-async fn loads(host: &Host) -> [u64; 3] {
+pub(crate) async fn loads(host: &Host) -> [u64; 3] {
     let page = host.metrics().await;
     ["cache", "compiler", "failed"].map(|from| {
         let name = format!("pilothouse_plugin_loads_total{{from=\"{from}\"}} ");

@@ -12,7 +12,11 @@ use kube::api::DynamicObject;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Host, Namespace, component, config_map, edit, get, mirror, told, until};
+use crate::{
+    cluster::{Cluster, Host, Namespace, component, config_map, edit, get, mirror, told, until},
+    compile::loads,
+    idle::numbered,
+};
 
 /// A cluster with a registry beside it, and an administrator who may push.
 struct Site {
@@ -82,6 +86,23 @@ impl Site {
             image,
             "--pull-secret=registry",
         ]));
+    }
+
+    /// Installs so many plugins from images, each with a component, a reconciler and an account of its own.
+    fn install_many(&self, count: usize) {
+        let file = component("myapp").to_string_lossy().into_owned();
+        let bytes = fs::read(&file).expect("it was built");
+        let image = self.image("number");
+        let arguments = ["manifests", &file, "--name=plugin-number", "--image", &image, "--pull-secret=registry"];
+        let one = String::from_utf8(crate::cluster::pilothouse(&arguments)).expect("it is YAML");
+        let mut all = String::new();
+        for number in 0..count {
+            let number = number.to_string();
+            self.push(&numbered(&bytes, &number), &number);
+            all += "---\n";
+            all += &one.replace(&image, &self.image(&number)).replace("plugin-number", &format!("plugin-{number}"));
+        }
+        self.cluster.apply(all.as_bytes());
     }
 
     fn start_host(&self, arguments: &[&str]) -> Host {
@@ -200,6 +221,50 @@ async fn c55_c57_an_image_is_what_its_digest_says_and_an_outage_of_its_registry_
     site.write_secret("second");
     shows(&ns, 3).await;
     recorded(&ns, &third).await;
+}
+
+#[tokio::test]
+async fn a_start_with_fifty_plugins_in_the_cache_compiles_none_and_fetches_none() {
+    const PLUGINS: usize = 50;
+    let site = Site::start();
+    site.write_secret("first");
+    site.install_many(PLUGINS);
+    let all = PLUGINS + 2;
+    let authority = format!("--registry-ca={}", site.registry.authority().display());
+    let host = site.cluster.run_host_with(&[&authority], all);
+    assert_eq!(loads(&host).await, [0, all as u64, 0]);
+    host.terminate();
+    let asked = site.asked("");
+    assert!(asked >= PLUGINS, "the registry counts requests: {asked}");
+    let host = site.cluster.run_host_with(&[&authority], all);
+    assert_eq!(loads(&host).await, [all as u64, 0, 0]);
+    assert_eq!(site.asked(""), asked);
+    host.terminate();
+}
+
+#[tokio::test]
+async fn c47_an_image_that_is_missing_harms_none_of_the_other_plugins() {
+    const PLUGINS: usize = 5;
+    let site = Site::start();
+    site.write_secret("first");
+    site.install_many(PLUGINS);
+    let missing = json!({"spec": {"plugin": {"image": site.image("nowhere")}}});
+    let ns = site.cluster.namespace("missing-image").await;
+    edit(&ns.reconcilers(), "plugin-3", missing).await;
+    // The others watch, and the two plugins from ConfigMaps.
+    let authority = format!("--registry-ca={}", site.registry.authority().display());
+    let host = site.cluster.run_host_with(&[&authority], PLUGINS - 1 + 2);
+    let message = told(&ns.reconcilers(), "plugin-3", "Ready", "False", "PullFailed").await;
+    assert!(message.contains("team/mirror") && message.contains("404"), "{message}");
+    for other in ["plugin-0", "plugin-1", "plugin-2", "plugin-4", "mirror"] {
+        told(&ns.reconcilers(), other, "Ready", "True", "Ready").await;
+    }
+    ns.widget("w", json!({"reply": {"children": [config_map("c", "1")]}})).await;
+    crate::cluster::synced(&ns.widgets(), "w").await;
+    // It comes, and is taken at the next try.
+    site.push(&fs::read(component("myapp")).expect("it was built"), "nowhere");
+    told(&ns.reconcilers(), "plugin-3", "Ready", "True", "Ready").await;
+    host.terminate();
 }
 
 /// The private and the public key of somebody.

@@ -16,6 +16,7 @@ mod ending;
 mod fair;
 mod field;
 mod handles;
+mod idle;
 mod images;
 mod inputs;
 mod kinds;

@@ -363,7 +363,7 @@ impl Reconciler {
             return Ok(None);
         }
         let client = self.impersonate(&self.declared.account.user())?;
-        let (_, mut kinds) = self.resolve(&client, &[new]).await?;
+        let (_, mut kinds) = self.resolve(&client, &self.known_kinds(), &[new]).await?;
         let known = controller.context.child_kinds.iter().filter(|kind| !kinds.contains(kind)).cloned();
         kinds.extend(known.collect::<Vec<_>>());
         let (summary, unstable) = self.look(&controller, new, &kinds).await;

@@ -1,0 +1,22 @@
+//! What the allocator does with memory that is used no more: it gives it back.
+
+use std::ffi::c_int;
+
+/// How much of it glibc may keep at the end of a heap. That it is set matters more than to what: otherwise glibc takes it that what is
+/// freed will be wanted again, and raises this limit with each large buffer. Here such buffers, of plugins that are loaded and of first
+/// lists, come at the start and then no more.
+const KEPT: c_int = 128 << 10;
+/// How many heaps there are. glibc would have eight for each core, and each keeps what it has; small things are in a cache of each thread
+/// anyway.
+const HEAPS: c_int = 2;
+
+/// Sets both, for the life of the process.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    #[expect(unsafe_code, reason = "glibc is asked in no other way; it sets numbers of its own")]
+    // SAFETY: it may be called at any time, and has no pointer in it.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+    }
+}
