@@ -12,7 +12,7 @@ PLUGINS := $(CARGO_TARGET_DIR)/plugins
 STEP := tests/step.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint measure build plugins guests registry registry-server postgres s3 control-plane control-plane-up control-plane-down install clean toolchain
+.PHONY: help demo test soak lint measure bench bench-smoke build plugins guests registry registry-server postgres s3 control-plane control-plane-up control-plane-down install clean toolchain
 
 help: ## List the targets
 	@if [ -t 1 ]; then bold=$$(printf '\033[1m') plain=$$(printf '\033[0m'); fi; \
@@ -36,6 +36,17 @@ lint: ## Check dependencies: licences, advisories, duplicates (needs cargo-deny)
 measure: build plugins control-plane ## Measure memory and plugin calls of the optimised host
 	@$(STEP) "host, optimised" cargo build --locked --release -p pilothouse
 	@tests/measure.sh $(BIN)/control-plane $(CARGO_TARGET_DIR)/release/pilothouse $(PLUGINS)/myapp.wasm
+
+bench: build plugins control-plane ## Compare the optimised host with native operators, kopf and the bare API server: hours (BENCH_FLAGS="--rounds 1 --sizes 1000")
+	@$(STEP) "operators in Go and Python" tests/bench/build.sh
+	@$(STEP) "all of Rust, optimised" cargo build --locked --release -p pilothouse -p bench -p bench-native --bins --bench call
+	@PILOTHOUSE_CONTROL_PLANE=$(BIN)/control-plane $(CARGO_TARGET_DIR)/release/bench run --plugin $(PLUGINS)/myapp.wasm \
+	  --others "$$(tests/bench/build.sh)" --output tests/bench/results --memory 10000 --fleets 1,10,100 $(BENCH_FLAGS)
+	@cargo bench --quiet --locked -p pilothouse -p bench -p bench-native --bench call -- --plugin $(PLUGINS)/myapp.wasm \
+	  --others "$$(tests/bench/build.sh)" --output $(CURDIR)/tests/bench/results
+
+bench-smoke: build plugins control-plane ## Count requests, writes and plugin calls with few parents, and fail beyond a limit
+	@$(BIN)/bench smoke --plugin $(PLUGINS)/myapp.wasm
 
 # Cargo tells one checkout from another by the time of its files alone, so the sources of one that did not build last are made new.
 build: ## Build the host

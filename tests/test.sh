@@ -6,6 +6,7 @@ step=tests/step.sh
 "$step" "format" cargo fmt --all --check || exit 1
 "$step" "clippy" cargo clippy --locked --workspace --all-targets -- -D warnings || exit 1
 "$step" "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items || exit 1
+"$step" "counts of the benchmark" "${CARGO_TARGET_DIR:-target}/debug/bench" smoke || exit 1
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
