@@ -44,7 +44,7 @@ pids+=($!)
 metrics() { curl --silent --fail "http://$(grep -o '"metrics":"[^"]*"' "$folder/log" | head -n 1 | cut -d '"' -f 4)/metrics"; }
 value() { awk -v name="$1" 'index($0, name) == 1 { sum += $NF } END { print sum + 0 }' "$folder/metrics"; }
 
-"$host" manifests "$plugin" | kubectl apply --server-side -f - >/dev/null
+"$host" manifests "$plugin" --grants "$here/../plugins/myapp/grants.yaml" | kubectl apply --server-side -f - >/dev/null
 kubectl wait --for condition=Ready clusterreconciler/myapp --timeout 60s >/dev/null
 sleep 5
 metrics >"$folder/metrics"

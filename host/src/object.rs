@@ -151,6 +151,7 @@ pub struct Object {
     /// If not, their names, each once.
     other_managers: Vec<String>,
     /// See [`Self::kept_labels`].
+    #[expect(clippy::box_collection, reason = "few objects are asked for them, and each of many would hold a map")]
     labels: OnceLock<Box<BTreeMap<String, String>>>,
 }
 

@@ -49,7 +49,7 @@ async fn a_worker_pool_is_drained_then_cleaned_up_after_and_then_gone() {
     // In that order: no workers, then the Job, which completes, then our finalizer goes.
     let writes = ns.writes();
     let place = |what: &str, is: &dyn Fn(&crate::audit::Request) -> bool| {
-        writes.iter().position(|write| is(write)).unwrap_or_else(|| panic!("{what}: {writes:#?}"))
+        writes.iter().position(is).unwrap_or_else(|| panic!("{what}: {writes:#?}"))
     };
     let drained = place("the Deployment is scaled to nothing", &|write| {
         write.what() == "patch deployments" && write.body["spec"]["replicas"] == 0

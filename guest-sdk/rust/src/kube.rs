@@ -156,9 +156,12 @@ mod host {
 
     use super::{Error, Read, types};
 
+    /// What answers a read.
+    type Answers = dyn Fn(&Read<'_>) -> Result<Vec<Value>, Error>;
+
     /// What answers in a test.
     #[derive(Clone)]
-    pub(crate) struct Fake(pub(crate) Rc<dyn Fn(&Read<'_>) -> Result<Vec<Value>, Error>>);
+    pub(crate) struct Fake(pub(crate) Rc<Answers>);
 
     impl fmt::Debug for Fake {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,7 +18,7 @@ use bench::{
 };
 use clap::Parser;
 use myapp::MyApp;
-use pilothouse::plugin::{Access, CallLimits, Engine, GUEST_MEMORY, Plugin, Request};
+use pilothouse::plugin::{Access, CallLimits, Engine, GUEST_MEMORY, Plugin, Request, none_related};
 use pilothouse_sdk::raw::{reconciler::Guest, types};
 use serde_json::{Value, json};
 
@@ -133,7 +133,7 @@ async fn in_sandbox(plugin: &Plugin, request: &Request) -> anyhow::Result<Vec<f6
     while asked < WARM_UP || start.elapsed() < TIME {
         let request = request.clone();
         let start = Instant::now();
-        let answer = plugin.reconcile(request, LIMITS).await?;
+        let answer = plugin.reconcile(request, none_related, LIMITS).await?;
         let time = micros(start.elapsed());
         anyhow::ensure!(answer.is_ok_and(|answer| answer.children.len() == 2), "the plugin answers something else");
         times.extend((asked >= WARM_UP).then_some(time));
