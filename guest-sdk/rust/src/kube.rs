@@ -156,9 +156,11 @@ mod host {
 
     use super::{Error, Read, types};
 
+    type Answer = dyn Fn(&Read<'_>) -> Result<Vec<Value>, Error>;
+
     /// What answers in a test.
     #[derive(Clone)]
-    pub(crate) struct Fake(pub(crate) Rc<dyn Fn(&Read<'_>) -> Result<Vec<Value>, Error>>);
+    pub(crate) struct Fake(pub(crate) Rc<Answer>);
 
     impl fmt::Debug for Fake {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
