@@ -179,7 +179,7 @@ async fn execute(command: Command, log: &str) -> anyhow::Result<ExitCode> {
             run::run(options).await?;
         }
         Command::Build(arguments) => build_plugin(arguments)?,
-        Command::Dev(options) => dev::dev(&options, log).await?,
+        Command::Dev(options) => Box::pin(dev::dev(&options, log)).await?,
         Command::Push(options) => transfer::push(&options).await?,
         Command::Pull(options) => transfer::pull(&options).await?,
         Command::Sign(options) => sign::sign(&options).await?,

@@ -151,8 +151,7 @@ pub struct Object {
     /// If not, their names, each once.
     other_managers: Vec<String>,
     /// See [`Self::kept_labels`].
-    #[expect(clippy::box_collection, reason = "few objects are asked for them, and each of many would hold a map")]
-    labels: OnceLock<Box<BTreeMap<String, String>>>,
+    labels: OnceLock<BTreeMap<String, String>>,
 }
 
 impl Object {
@@ -282,7 +281,7 @@ impl Object {
 
     /// The same, kept with the object, for those who ask again and again.
     pub fn kept_labels(&self) -> &BTreeMap<String, String> {
-        self.labels.get_or_init(|| self.labels().into())
+        self.labels.get_or_init(|| self.labels())
     }
 
     /// Whether a field manager of this name owns something of the object itself, not of a subresource.
