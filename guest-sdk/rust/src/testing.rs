@@ -96,7 +96,7 @@ impl Case {
         self
     }
 
-    /// The same with these answers to the reads of [`kube`](crate::kube). Without them each is denied.
+    /// The same with these answers to the reads of [`kube`]. Without them each is denied.
     ///
     /// ```
     /// # use pilothouse_sdk::{kube::Read, prelude::*, testing::Case};

@@ -1,4 +1,4 @@
-//! What a plugin in development needs in the cluster: applied as [`manifests`] says, and removed again. What was there before stays.
+//! What a plugin in development needs in the cluster: applied as [`mod@manifests`] says, and removed again. What was there before stays.
 
 use std::{path::Path, time::Duration};
 
