@@ -310,8 +310,14 @@ pub(crate) fn pilothouse(arguments: &[&str]) -> Vec<u8> {
 
 /// What installs a plugin under that name; with grants, if it needs some.
 pub(crate) fn manifests(plugin: &str, name: &str) -> Vec<u8> {
+    manifests_with(plugin, name, &[])
+}
+
+/// The same, with these arguments besides.
+pub(crate) fn manifests_with(plugin: &str, name: &str, more: &[&str]) -> Vec<u8> {
     let component = component(plugin);
     let mut arguments = vec!["manifests", component.to_str().expect("it is text"), "--name", name];
+    arguments.extend(more);
     if plugin == "myapp" {
         arguments.extend(["--grants", concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/myapp/grants.yaml")]);
     }

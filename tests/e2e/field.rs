@@ -94,7 +94,10 @@ async fn declare(ns: &Namespace<'_>, name: &str, plugin: &str) {
             "limits": {"timeout": "1s"},
             "selector": {"matchLabels": {"run": ns.name}}}});
     let reconcilers = ns.reconcilers();
-    let reconciler: DynamicObject = serde_json::from_value(reconciler).expect("it is an object");
+    let mut reconciler: DynamicObject = serde_json::from_value(reconciler).expect("it is an object");
+    // As the one that is there.
+    let there = get(&reconcilers, plugin).await.expect("it is installed");
+    reconciler.data["spec"]["grants"] = there.data["spec"]["grants"].clone();
     reconcilers.create(&Default::default(), &reconciler).await.expect("it can be created");
 }
 

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use crate::cluster::{Cluster, Host, component, pilothouse};
+use crate::cluster::{Cluster, Host, component, manifests};
 
 /// How much anonymous memory one more plugin may take, with its connections and watches, in MiB.
 const MOST: f64 = 0.25;
@@ -51,10 +51,8 @@ pub(crate) fn numbered(component: &[u8], number: &str) -> Vec<u8> {
 
 /// Installs so many plugins, each with a reconciler, an account and a digest of its own.
 fn install(cluster: &Cluster, numbers: std::ops::Range<usize>) {
-    let file = component("myapp");
-    let bytes = std::fs::read(&file).expect("it was built");
-    let one = pilothouse(&["manifests", &file.to_string_lossy(), "--name=idle-plugin-name"]);
-    let one = String::from_utf8(one).expect("it is YAML");
+    let bytes = std::fs::read(component("workerpool")).expect("it was built");
+    let one = String::from_utf8(manifests("workerpool", "idle-plugin-name")).expect("it is YAML");
     let encoded = BASE64_STANDARD.encode(&bytes);
     assert!(one.contains(&encoded), "the component is in one piece");
     let mut all = String::new();

@@ -13,7 +13,7 @@ use rcgen::KeyPair;
 use serde_json::{Value, json};
 
 use crate::{
-    cluster::{Cluster, Host, Namespace, component, config_map, edit, get, mirror, told, until},
+    cluster::{Cluster, Host, Namespace, component, config_map, edit, get, manifests_with, mirror, told, until},
     compile::loads,
     idle::numbered,
 };
@@ -90,11 +90,10 @@ impl Site {
 
     /// Installs so many plugins from images, each with a component, a reconciler and an account of its own.
     fn install_many(&self, count: usize) {
-        let file = component("myapp").to_string_lossy().into_owned();
-        let bytes = fs::read(&file).expect("it was built");
+        let bytes = fs::read(component("myapp")).expect("it was built");
         let image = self.image("number");
-        let arguments = ["manifests", &file, "--name=plugin-number", "--image", &image, "--pull-secret=registry"];
-        let one = String::from_utf8(crate::cluster::pilothouse(&arguments)).expect("it is YAML");
+        let one = manifests_with("myapp", "plugin-number", &["--image", &image, "--pull-secret=registry"]);
+        let one = String::from_utf8(one).expect("it is YAML");
         let mut all = String::new();
         for number in 0..count {
             let number = number.to_string();

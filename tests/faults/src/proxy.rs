@@ -211,7 +211,7 @@ impl State {
         if let (Some(run), "list" | "watch", "clusterreconcilers" | "reconcilers") =
             (&self.options.run, asked.verb.as_str(), asked.resource.as_str())
         {
-            add_query(request.uri_mut(), &format!("labelSelector=run%3D{run}"));
+            select(request.uri_mut(), &format!("run%3D{run}"));
         }
         let path = request.uri().path().to_owned();
         if asked.verb == "watch" {
@@ -399,10 +399,16 @@ fn refusal(status: u16) -> Answer {
     answer
 }
 
-fn add_query(uri: &mut Uri, more: &str) {
-    let joint = if uri.query().is_some() { '&' } else { '?' };
-    if let Ok(longer) = format!("{uri}{joint}{more}").parse() {
-        *uri = longer;
+/// Asks for those with this label as well: of several selectors the API server takes the first.
+fn select(uri: &mut Uri, label: &str) {
+    let query = uri.query().unwrap_or_default();
+    let mut parts: Vec<_> = query.split('&').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+    match parts.iter_mut().find(|part| part.starts_with("labelSelector=")) {
+        Some(selector) => selector.push_str(&format!("%2C{label}")),
+        None => parts.push(format!("labelSelector={label}")),
+    }
+    if let Ok(narrower) = format!("{}?{}", uri.path(), parts.join("&")).parse() {
+        *uri = narrower;
     }
 }
 
