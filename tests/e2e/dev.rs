@@ -29,7 +29,7 @@ impl Plugin {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dev").join(test).join("myapp");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("src")).expect("a folder can be made");
-        for file in ["src/lib.rs", "crd.json", "grants.yaml"] {
+        for file in ["src/lib.rs", "src/outside.rs", "crd.json", "grants.yaml"] {
             fs::copy(root.join("plugins/myapp").join(file), folder.join(file)).expect("it can be copied");
         }
         fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).expect("it can be copied");
@@ -152,7 +152,9 @@ async fn an_edit_is_previewed_and_serves_and_what_does_not_compile_changes_nothi
     let grants = plugin.0.join("grants.yaml").display().to_string();
     let mut dev = Dev::run(plane, &plugin, &["--grants", &grants]);
     // The kinds of the host are installed as well, since nothing is there.
-    dev.shows("the first build", |line| line.starts_with("built "), FIRST_BUILD).await;
+    let ended = |line: &str| line.starts_with("built ") || line.starts_with("failed ");
+    let built = dev.shows("the first build", ended, FIRST_BUILD).await;
+    assert!(built.starts_with("built "), "{}", dev.shown.lock().expect("nobody panics with it").join("\n"));
     dev.tells("created   CustomResourceDefinition clusterreconcilers.pilothouse.dev").await;
     dev.tells("created   CustomResourceDefinition myapps.mygroup.example.com").await;
     dev.tells("created   ClusterReconciler myapp").await;
@@ -184,8 +186,8 @@ async fn an_edit_is_previewed_and_serves_and_what_does_not_compile_changes_nothi
     plugin.edit("src/lib.rs", "-edited\", spec.imag)", "-again\", spec.image)");
     plugin.edit(
         "src/lib.rs",
-        "Ok(Desired::new()",
-        "assert!(spec.image != \"nginx:3\", \"three\");\n        Ok(Desired::new()",
+        "let desired = Desired::new()",
+        "assert!(spec.image != \"nginx:3\", \"three\");\n        let desired = Desired::new()",
     );
     dev.tells("serving ").await;
     until(&ns.deployments(), "web", "the image", |deployment| *image(deployment) == "nginx:2-again").await;
