@@ -119,6 +119,9 @@ struct ManifestsArguments {
     /// Leave out the CustomResourceDefinitions and the host's role for their objects, since somebody else installs them.
     #[arg(long)]
     skip_crds: bool,
+    /// Print these and nothing else: what an administrator installs for all tenants.
+    #[arg(long, conflicts_with_all = ["skip_crds", "grants", "image"])]
+    only_crds: bool,
     /// The service account that the host runs as, as NAMESPACE/NAME.
     #[arg(long, value_name = "ACCOUNT", default_value = "pilothouse-system/pilothouse", value_parser = service_account)]
     host: ServiceAccountRef,
@@ -238,6 +241,7 @@ async fn print_manifests(arguments: &ManifestsArguments) -> anyhow::Result<()> {
         path: None,
         pull_secrets: arguments.pull_secrets.clone(),
         skip_crds: arguments.skip_crds,
+        only_crds: arguments.only_crds,
         grants: arguments.grants.as_deref().map(|file| read_grants(file, arguments)).transpose()?,
     };
     Ok(output::yaml(&manifests::manifests(&plugin, &bytes, &options)?)?)

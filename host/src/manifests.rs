@@ -34,6 +34,8 @@ pub struct Options {
     pub pull_secrets: Vec<String>,
     /// Leave out the CustomResourceDefinitions and what comes with them, which somebody else installs.
     pub skip_crds: bool,
+    /// These and nothing else.
+    pub only_crds: bool,
     /// What is granted to the plugin: `spec.grants`.
     pub grants: Option<Granted>,
 }
@@ -100,6 +102,9 @@ pub fn manifests(plugin: &Plugin, bytes: &[u8], options: &Options) -> Result<Vec
     if !skip_crds {
         manifests.extend(description.crds.iter().cloned());
         manifests.extend(seeing_out(description, host));
+    }
+    if options.only_crds {
+        return Ok(manifests);
     }
     // A tenant has a namespace.
     if !namespaced {

@@ -219,6 +219,7 @@ impl Install {
             path: Some(component.to_owned()),
             pull_secrets: Vec::new(),
             skip_crds: false,
+            only_crds: false,
             grants: self.grants.clone(),
         };
         let mut manifests = manifests(plugin, &[], &options)?;
