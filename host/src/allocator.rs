@@ -11,7 +11,7 @@ const KEPT: c_int = 128 << 10;
 const HEAPS: c_int = 2;
 
 /// Sets both, for the life of the process.
-pub fn give_back() {
+pub fn set_up() {
     #[cfg(target_env = "gnu")]
     #[expect(unsafe_code, reason = "glibc is asked in no other way; it sets numbers of its own")]
     // SAFETY: it may be called at any time, and has no pointer in it.
@@ -19,4 +19,17 @@ pub fn give_back() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
         libc::mallopt(libc::M_ARENA_MAX, HEAPS);
     }
+}
+
+/// Gives back what is free also in the midst of a heap, in the background: after a plugin was loaded that is several times what is kept
+/// of it.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    tokio::task::spawn_blocking(|| {
+        #[expect(unsafe_code, reason = "glibc is asked in no other way; it looks at memory of its own")]
+        // SAFETY: it may be called at any time, and touches nothing that is in use.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    });
 }

@@ -178,7 +178,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 async fn execute(command: Command, log: &str) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(options) => {
-            allocator::give_back();
+            allocator::set_up();
             run::run(options).await?;
         }
         Command::Build(arguments) => build_plugin(arguments)?,

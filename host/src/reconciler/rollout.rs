@@ -16,6 +16,7 @@ use tracing::{Instrument as _, info_span};
 
 use super::{Error, LISTING, Reconciler};
 use crate::{
+    allocator,
     controller::Controller,
     crd::{Preview, ReconcilerStatus, RolloutState, RolloutStatus, Strategy},
     identity::ALLOW_ROLLOUT_ANNOTATION,
@@ -101,6 +102,7 @@ impl Reconciler {
             None => self.note_withdrawn(&id).await,
         }
         self.keep(material, None).await;
+        allocator::give_back();
         Ok(())
     }
 
