@@ -734,5 +734,8 @@ async fn the_host_and_its_plugins_act_under_their_own_roles() {
     assert!(may(&["impersonate", "serviceaccounts/mirror", "--namespace=pilothouse-system"]));
     assert!(!may(&["impersonate", "serviceaccounts/default", "--namespace=pilothouse-system"]));
     assert!(!may(&["get", "secrets", "--all-namespaces"]));
-    assert!(!may(&["patch", "widgets.t.example", "--all-namespaces"]));
+    // That it may let parents go when their account is at its end is all: no reconcile has used it, as was seen above.
+    assert!(may(&["patch", "widgets.t.example", "--all-namespaces"]));
+    assert!(!may(&["delete", "widgets.t.example", "--all-namespaces"]));
+    assert!(!may(&["patch", "configmaps", "--all-namespaces"]));
 }

@@ -256,9 +256,8 @@ async fn credentials_are_never_seen_and_what_is_wrong_with_them_heals_without_a_
     stage.ends(&ns, "wrong").await;
     says(&ns, "waits", "BucketReady", "True").await;
 
-    // C07: nothing was ever made with credentials that were never there, so there is nothing to wait for.
-    stage.cluster.kubectl(&["delete", "secret", "myapp-database", "myapp-buckets", "--namespace=pilothouse-system"]);
     // Missing, for one that has something: it waits, says what for, and is tried no more often than its backoff allows.
+    stage.cluster.kubectl(&["delete", "secret", "myapp-database", "myapp-buckets", "--namespace=pilothouse-system"]);
     delete(&ns.my_apps(), "waits", PropagationPolicy::Background).await;
     let synced = says(&ns, "waits", "Synced", "CredentialsMissing").await;
     assert!(synced["message"].to_string().contains("Secret pilothouse-system/myapp-database"), "{synced}");

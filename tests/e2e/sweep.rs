@@ -33,6 +33,8 @@ use crate::{
 const AT_ONCE: usize = 6;
 /// The numbers of the runs without a fault.
 const CALM: Range<usize> = 900..900 + 2 * AT_ONCE;
+/// What is added to the number of a run that is repeated alone.
+const REPEATED: usize = 1000;
 /// How long a step may take, a fault and a backoff included.
 const PATIENCE: Duration = Duration::from_secs(45);
 const HOLD: &str = "t.example/hold";
@@ -541,6 +543,14 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
     let mut outcomes: Vec<_> =
         stream::iter(runs).map(|run| perform(cluster, &token, run)).buffer_unordered(AT_ONCE).collect().await;
     outcomes.sort_by_key(|outcome| outcome.run.number);
+    // Hosts that run at once delay each other, and then a status may be told in one step more. What is stored too often by a fault is so as
+    // well when the run is alone; what is wrong otherwise is never forgiven.
+    for outcome in &mut outcomes {
+        if outcome.problems.is_empty() && !excess(outcome, &base).is_empty() {
+            let number = outcome.run.number + REPEATED;
+            *outcome = perform(cluster, &token, Run { number, fault: outcome.run.fault.clone() }).await;
+        }
+    }
     // What only the API server knows.
     let mut writes: BTreeMap<String, Vec<Request>> = BTreeMap::new();
     for request in audit::requests(cluster.control_plane.audit_log()) {

@@ -84,12 +84,15 @@ async fn hand_on(host: TcpStream, server: TcpStream, trap: &Arc<Mutex<Option<Tra
     let cut = CancellationToken::new();
     // Set once the request was seen on this connection, whose answer is waited for.
     let asked = Mutex::new(false);
+    // Set once the host is to see no more answers.
+    let deaf = Mutex::new(false);
     let upwards = async {
         while let Some(sent) = read(&mut from_host).await {
             let trapped = lock(trap).as_ref().filter(|it| contains(&sent, it.place.request)).map(|it| it.when);
             match trapped {
                 Some(When::Before) => return spring(trap, &cut).await,
                 Some(When::During) => {
+                    *lock(&deaf) = true;
                     let _ = to_server.write_all(&sent).await;
                     return spring(trap, &cut).await;
                 }
@@ -103,6 +106,9 @@ async fn hand_on(host: TcpStream, server: TcpStream, trap: &Arc<Mutex<Option<Tra
     };
     let downwards = async {
         while let Some(answered) = read(&mut from_server).await {
+            if *lock(&deaf) {
+                continue;
+            }
             let ends = *lock(&asked)
                 && lock(trap).as_ref().is_some_and(|it| it.when == When::After && contains(&answered, it.place.answer));
             if ends {

@@ -182,11 +182,50 @@ impl Outside {
     /// in mind, whatever the plugin makes of it.
     #[expect(clippy::wrong_self_convention, reason = "it is no conversion")]
     pub(super) fn to_change(&mut self, capability: &'static str) -> Result<&Arc<Access>, &'static str> {
-        self.access.used.fetch_add(1, Ordering::SeqCst);
         if self.is_preview {
             self.touched = Some(capability);
             return Err("this is a preview: nothing outside of the cluster is touched");
         }
+        self.access.used.fetch_add(1, Ordering::SeqCst);
         Ok(&self.access)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_has_changed_nothing_and_what_was_cut_off_may_have() {
+        let access = Arc::new(Access::default());
+        let used = |outcome: Option<&'static str>| {
+            let mut outside = Outside::new(access.clone(), false, 0);
+            let access = outside.to_change("sql").expect("it is no preview").clone();
+            if let Some(outcome) = outcome {
+                access.note("sql", outcome, None);
+            }
+        };
+        for refused in ["denied", "credentials", "dns"] {
+            used(Some(refused));
+        }
+        // A read changes nothing, however it ends.
+        access.note(kube::KUBE, "denied", None);
+        access.note(kube::KUBE, "ok", None);
+        assert!(!access.may_have_changed());
+        // The call has ended before the answer was there.
+        used(None);
+        assert!(access.may_have_changed());
+        used(Some("denied"));
+        assert!(access.may_have_changed(), "for good");
+    }
+
+    #[test]
+    fn a_preview_touches_nothing_and_it_is_kept_in_mind_that_it_tried() {
+        let access = Arc::new(Access::default());
+        let mut outside = Outside::new(access.clone(), true, 0);
+        assert_eq!(outside.touched(), None);
+        assert!(outside.to_change("http").is_err());
+        assert_eq!(outside.touched(), Some("http"));
+        assert!(!access.may_have_changed());
     }
 }
