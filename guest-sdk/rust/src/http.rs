@@ -209,7 +209,10 @@ fn send(request: Request) -> Result<Response, Error> {
 
 #[cfg(not(target_family = "wasm"))]
 fn send(request: Request) -> Result<Response, Error> {
-    Fake::send(request)
+    match FAKE.with_borrow(Clone::clone) {
+        Some(fake) => fake.0(&request),
+        None => Err(Error::Denied(format!("grant {}: there is no host here; a test can give a fake", request.grant))),
+    }
 }
 
 impl Response {
@@ -316,74 +319,35 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// What answers a request where there is no host.
 #[cfg(not(target_family = "wasm"))]
-type Answer = dyn Fn(&Request) -> Result<Response, Error>;
-
-/// What answers where there is no host.
-#[cfg(not(target_family = "wasm"))]
-#[derive(Clone)]
-pub(crate) struct Fake(std::rc::Rc<Answer>);
-
-#[cfg(not(target_family = "wasm"))]
-impl fmt::Debug for Fake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fake")
-    }
-}
-
-#[cfg(not(target_family = "wasm"))]
-impl Fake {
-    pub(crate) fn new(answer: impl Fn(&Request) -> Result<Response, Error> + 'static) -> Self {
-        Self(std::rc::Rc::new(answer))
-    }
-
-    /// Answers while the work is done; without one nobody does.
-    pub(crate) fn during<T>(fake: Option<&Self>, work: impl FnOnce() -> T) -> T {
-        struct Before(Option<Fake>);
-        impl Drop for Before {
-            fn drop(&mut self) {
-                FAKE.set(self.0.take());
-            }
-        }
-        let _before = Before(FAKE.replace(fake.cloned()));
-        work()
-    }
-
-    fn send(request: Request) -> Result<Response, Error> {
-        match FAKE.with_borrow(Clone::clone) {
-            Some(fake) => fake.0(&request),
-            None => {
-                Err(Error::Denied(format!("grant {}: there is no host here; a test can give a fake", request.grant)))
-            }
-        }
-    }
-}
+pub(crate) type Answers = dyn Fn(&Request) -> Result<Response, Error>;
 
 #[cfg(not(target_family = "wasm"))]
 thread_local! {
-    static FAKE: std::cell::RefCell<Option<Fake>> = const { std::cell::RefCell::new(None) };
+    pub(crate) static FAKE: std::cell::RefCell<Option<crate::fake::Fake<Answers>>> = const { std::cell::RefCell::new(None) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Failure, json};
+    use crate::{Failure, json, testing::with_http};
 
     fn answered<T>(answer: Result<Response, Error>, work: impl FnOnce() -> T) -> T {
-        Fake::during(Some(&Fake::new(move |_| answer.clone())), work)
+        with_http(move |_| answer.clone(), work)
     }
 
     #[test]
     fn a_request_is_what_was_built() {
-        let fake = Fake::new(|request| {
+        let answers = |request: &Request| {
             assert_eq!(request.method, "PUT");
             assert_eq!((request.grant.as_str(), request.target.as_str()), ("api", "/v1/a%20b"));
             assert_eq!(request.headers, [("content-type".to_owned(), "application/json".to_owned())]);
             assert_eq!(request.body, br#"{"a":1}"#);
             Ok(Response::new(201).with_header("ETag", "x"))
-        });
+        };
         let target = format!("/v1/{}", encode("a b"));
-        let answer = Fake::during(Some(&fake), || put("api", target).json(&json!({"a": 1})).send()).unwrap();
+        let answer = with_http(answers, || put("api", target).json(&json!({"a": 1})).send()).unwrap();
         assert_eq!((answer.status, answer.header("etag")), (201, Some("x")));
     }
 

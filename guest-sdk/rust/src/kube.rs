@@ -143,47 +143,23 @@ pub enum Read<'a> {
 }
 
 #[cfg(not(target_family = "wasm"))]
-pub(crate) use host::{Fake, with};
+pub(crate) use host::{Answers, FAKE};
 
 /// Where there is no host, a test answers.
 #[cfg(not(target_family = "wasm"))]
 mod host {
     use std::cell::RefCell;
-    use std::fmt;
-    use std::rc::Rc;
 
     use serde_json::Value;
 
     use super::{Error, Read, types};
+    use crate::fake::Fake;
 
     /// What answers a read.
-    type Answers = dyn Fn(&Read<'_>) -> Result<Vec<Value>, Error>;
-
-    /// What answers in a test.
-    #[derive(Clone)]
-    pub(crate) struct Fake(pub(crate) Rc<Answers>);
-
-    impl fmt::Debug for Fake {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.debug_struct("Fake").finish_non_exhaustive()
-        }
-    }
+    pub(crate) type Answers = dyn Fn(&Read<'_>) -> Result<Vec<Value>, Error>;
 
     thread_local! {
-        static FAKE: RefCell<Option<Fake>> = const { RefCell::new(None) };
-    }
-
-    /// Runs a call of a plugin whose reads this answers.
-    pub(crate) fn with<T>(fake: Option<&Fake>, call: impl FnOnce() -> T) -> T {
-        /// Also if the call panics.
-        struct Restore(Option<Fake>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                FAKE.set(self.0.take());
-            }
-        }
-        let _restore = Restore(FAKE.replace(fake.cloned()));
-        call()
+        pub(crate) static FAKE: RefCell<Option<Fake<Answers>>> = const { RefCell::new(None) };
     }
 
     fn ask(read: &Read<'_>) -> Result<Vec<Value>, Error> {

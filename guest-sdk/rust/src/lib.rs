@@ -69,6 +69,8 @@ pub mod sql;
 #[cfg(not(target_family = "wasm"))]
 pub mod crd;
 #[cfg(not(target_family = "wasm"))]
+mod fake;
+#[cfg(not(target_family = "wasm"))]
 pub mod testing;
 
 pub use describe::Describe;

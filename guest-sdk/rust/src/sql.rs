@@ -324,9 +324,10 @@ use fake as host;
 pub(crate) mod fake {
     //! What stands for the databases in tests without a host.
 
-    use std::{cell::RefCell, fmt, rc::Rc};
+    use std::cell::RefCell;
 
     use super::{Reason, Statement, Value, raw};
+    use crate::fake::Fake;
 
     /// What a statement has come to.
     #[derive(Debug, Clone, PartialEq)]
@@ -338,32 +339,10 @@ pub(crate) mod fake {
     }
 
     /// See [`Case::sql`](crate::testing::Case::sql).
-    #[derive(Clone)]
-    pub(crate) struct Fake(pub(crate) Rc<Answers>);
-
     pub(crate) type Answers = dyn Fn(&str, &Statement) -> Result<SqlAnswer, Reason>;
 
-    impl fmt::Debug for Fake {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a fake")
-        }
-    }
-
     thread_local! {
-        static FAKE: RefCell<Option<Fake>> = const { RefCell::new(None) };
-    }
-
-    /// Has it answer while this works.
-    pub(crate) fn with<T>(fake: Option<&Fake>, work: impl FnOnce() -> T) -> T {
-        /// Puts back what was there, also when the work panics.
-        struct Restore(Option<Fake>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                FAKE.set(self.0.take());
-            }
-        }
-        let _restore = Restore(FAKE.replace(fake.cloned()));
-        work()
+        pub(crate) static FAKE: RefCell<Option<Fake<Answers>>> = const { RefCell::new(None) };
     }
 
     fn ask(grant: &str, statement: &Statement) -> Result<SqlAnswer, Reason> {

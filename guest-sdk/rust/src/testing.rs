@@ -21,6 +21,7 @@ use std::{rc::Rc, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::fake::{self, Fake};
 use crate::raw::{finalizer, reconciler, relations, types};
 use crate::{Failure, Finalize, Plugin, Relate, http, kube, sql};
 
@@ -41,11 +42,11 @@ pub struct Case {
     #[serde(default = "empty")]
     context: Value,
     #[serde(skip)]
-    sql: Option<sql::fake::Fake>,
+    sql: Option<Fake<sql::fake::Answers>>,
     #[serde(skip)]
-    http: Option<http::Fake>,
+    http: Option<Fake<http::Answers>>,
     #[serde(skip)]
-    kube: Option<kube::Fake>,
+    kube: Option<Fake<kube::Answers>>,
 }
 
 fn empty() -> Value {
@@ -107,7 +108,7 @@ impl Case {
     /// ```
     #[must_use]
     pub fn kube(mut self, answer: impl Fn(&kube::Read<'_>) -> Result<Vec<Value>, kube::Error> + 'static) -> Self {
-        self.kube = Some(kube::Fake(Rc::new(answer)));
+        self.kube = Some(Fake(Rc::new(answer)));
         self
     }
 
@@ -138,7 +139,7 @@ impl Case {
     /// ```
     #[must_use]
     pub fn sql(mut self, answers: impl Fn(&str, &sql::Statement) -> Result<SqlAnswer, sql::Reason> + 'static) -> Self {
-        self.sql = Some(sql::fake::Fake(Rc::new(answers)));
+        self.sql = Some(Fake(Rc::new(answers)));
         self
     }
 
@@ -157,7 +158,7 @@ impl Case {
     /// ```
     #[must_use]
     pub fn http(mut self, answer: impl Fn(&http::Request) -> Result<http::Response, http::Error> + 'static) -> Self {
-        self.http = Some(http::Fake::new(answer));
+        self.http = Some(Fake(Rc::new(answer)));
         self
     }
 
@@ -205,8 +206,9 @@ impl Case {
     }
 
     fn with_fakes<T>(&self, ask: impl FnOnce(types::Request) -> T) -> T {
-        let ask = || kube::with(self.kube.as_ref(), || ask(self.request()));
-        http::Fake::during(self.http.as_ref(), || sql::fake::with(self.sql.as_ref(), ask))
+        let ask = || fake::during(&kube::FAKE, self.kube.as_ref(), || ask(self.request()));
+        let ask = || fake::during(&sql::fake::FAKE, self.sql.as_ref(), ask);
+        fake::during(&http::FAKE, self.http.as_ref(), ask)
     }
 
     fn request(&self) -> types::Request {
@@ -256,7 +258,7 @@ pub fn with_http<T>(
     answer: impl Fn(&http::Request) -> Result<http::Response, http::Error> + 'static,
     work: impl FnOnce() -> T,
 ) -> T {
-    http::Fake::during(Some(&http::Fake::new(answer)), work)
+    fake::during(&http::FAKE, Some(&Fake(Rc::new(answer))), work)
 }
 
 fn value(json: &str) -> Value {
