@@ -665,8 +665,12 @@ impl<'a> Turn<'a> {
 
     async fn remove_finalizer(&mut self) -> Result<ControlFlow<Next>, Error> {
         let Subject::Present { parent, .. } = &self.subject else {
-            // With nobody left to tell how that went.
-            tracing::info!("gone though our finalizer was on it; cleanup finished");
+            let note = "gone though our finalizer was on it; it was cleaned up as it was last seen";
+            tracing::warn!("{note}");
+            if let Some(parent) = self.parent() {
+                let kind = &self.context.parent_kind;
+                self.context.events.publish_handled(&parent, kind, "CleanedUpVanished", note).await;
+            }
             return Ok(Break(Next::Forget));
         };
         let context = self.context;

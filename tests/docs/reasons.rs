@@ -19,11 +19,12 @@ const PLACES: [(&str, &str); 6] = [
 /// Words in these places that are no reasons, and reasons that are made elsewhere.
 const NO_REASONS: [&str; 10] =
     ["True", "False", "Unknown", "Permitted", "Watching", "Loaded", "Ready", "Degraded", "Conflict", "Deterministic"];
-const ELSEWHERE: [&str; 21] = [
+const ELSEWHERE: [&str; 22] = [
     "PruneHeld",
     "ReconcileSuccess",
     "ReconcilePaused",
     "ReconcileRequestHandled",
+    "CleanedUpVanished",
     "CleanupAbandoned",
     "Deleting",
     "AppliedDifferently",

@@ -556,6 +556,10 @@ async fn c11_a_parent_deleted_as_it_is_made_has_no_child_or_is_cleaned_up() {
         cleaned_up += usize::from(cleanups > 0);
     }
     assert_eq!(untouched + cleaned_up, PARENTS);
+    // What came of those is on an Event, since there is no parent to tell it; unless the host has not seen that one vanish.
+    let events = ns.api("events.k8s.io/v1", "Event").list(&ListParams::default()).await.expect("they can be listed");
+    let told = events.items.iter().filter(|event| event.data["reason"] == "CleanedUpVanished").count();
+    assert!(told <= vanished, "{told} Events for {vanished} that vanished");
     assert!(cleaned_up > vanished, "none was seen in time: the race was not run");
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::{
     Api,
-    api::{DynamicObject, Patch, PatchParams, PropagationPolicy},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 
@@ -97,4 +97,36 @@ async fn an_abandoned_cleanup_lets_the_parent_go_and_says_who_wanted_it() {
     assert_eq!(ns.calls("w", "cleanup"), calls, "the plugin is not asked any more");
     let told = events(&ns, "CleanupAbandoned");
     assert!(told.len() == 1 && told[0].starts_with("\"ada\" abandoned cleanup"), "{told:?}");
+}
+
+#[tokio::test]
+async fn an_event_that_comes_again_is_counted_and_one_that_was_deleted_is_made_anew() {
+    let ns = Cluster::shared().namespace("series").await;
+    ns.widget("w", json!({"reply": {"children": []}})).await;
+    synced(&ns.widgets(), "w").await;
+    let pause = async || {
+        annotate(&ns.widgets(), "w", "ada", "paused", json!("true")).await;
+        refused(&ns.widgets(), "w", "ReconcilePaused").await;
+        annotate(&ns.widgets(), "w", "ada", "paused", json!(null)).await;
+        synced(&ns.widgets(), "w").await;
+    };
+    let api = ns.api("events.k8s.io/v1", "Event");
+    let told = async |count: u64| {
+        eventually(&format!("one Event, told {count} times"), async || {
+            let mut events = api.list(&ListParams::default()).await.ok()?.items;
+            events.retain(|event| event.data["reason"] == "ReconcilePaused");
+            let [event] = <[DynamicObject; 1]>::try_from(events).ok()?;
+            (event.data["series"]["count"].as_u64().unwrap_or(1) == count).then_some(event.metadata)
+        })
+        .await
+    };
+    pause().await;
+    let first = told(1).await;
+    pause().await;
+    pause().await;
+    let again = told(3).await;
+    assert_eq!(first.uid, again.uid);
+    api.delete(&first.name.expect("it has one"), &DeleteParams::default()).await.expect("it can be deleted");
+    pause().await;
+    assert_ne!(told(1).await.uid, first.uid);
 }

@@ -1,11 +1,21 @@
 //! Kubernetes Events, as the host: on parents, on a transition of `Synced`, and those that the plugin asks for; and on reconcilers. Once each.
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{
-    Client,
-    runtime::events::{Event, EventType, Recorder, Reporter},
-};
+mod recent;
 
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use self::recent::{Published, Recent};
 use super::{
     handles,
     memory::Note,
@@ -21,20 +31,32 @@ use crate::{
 /// An Event's note, by the API (events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
 
+/// The longest name of an object whose Event's name, with its time, has no more than the 253 characters that a name may have.
+const MAX_NAME: usize = 253 - 1 - 16;
+
+const REPORTER: &str = "pilothouse.dev/host";
+
 /// Why a part of the status cannot be seen.
 const STATUS_PRUNED: &str = "StatusPruned";
 
 /// Where Events go.
 #[derive(Clone)]
 pub struct Events {
-    recorder: Recorder,
+    client: Client,
+    recent: Arc<Mutex<Recent>>,
+}
+
+/// What kubectl shows of an Event as its `TYPE`.
+#[derive(Clone, Copy, Hash)]
+enum EventType {
+    Normal,
+    Warning,
 }
 
 impl Events {
     /// Publishes with `client`, which acts as the host.
     pub fn new(client: Client) -> Self {
-        let reporter = Reporter { controller: "pilothouse.dev/host".to_owned(), instance: None };
-        Self { recorder: Recorder::new(client, reporter) }
+        Self { client, recent: Arc::default() }
     }
 
     /// `Synced` has changed to this reason, by this failure if it was one.
@@ -143,17 +165,98 @@ impl Events {
     }
 
     async fn record(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: &str) {
-        let end = note.floor_char_boundary(MAX_NOTE);
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note[..end].to_owned()).filter(|note| !note.is_empty()),
-            action: action.to_owned(),
-            secondary: None,
-        };
+        let note = &note[..note.floor_char_boundary(MAX_NOTE)];
         // An Event is a courtesy: the condition says the same.
-        if let Err(error) = self.recorder.publish(&event, about).await {
+        if let Err(error) = self.send(about, type_, reason, action, note).await {
             tracing::warn!(reason, "failed to publish an Event: {error}");
         }
+    }
+
+    /// Counts the Event in its series, or makes it.
+    async fn send(
+        &self,
+        about: &ObjectReference,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: &str,
+    ) -> Result<(), kube::Error> {
+        // Events about objects of cluster scope are in this namespace, by their validation.
+        let events: Api<Event> = Api::namespaced(self.client.clone(), about.namespace.as_deref().unwrap_or("default"));
+        let now = Timestamp::now();
+        let (key, series) = {
+            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let key = recent.key((&about.kind, &about.namespace, &about.name, &about.uid, type_, reason, action, note));
+            (key, recent.series(key, now).cloned())
+        };
+        let counted = match series {
+            None => None,
+            Some(Published { name, count, .. }) => {
+                let count = count.saturating_add(1);
+                let patch = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
+                match events.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                    Ok(_) => Some(Published { name, count, last: now }),
+                    // It has expired, or was deleted.
+                    Err(kube::Error::Api(status)) if status.is_not_found() => None,
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        let published = match counted {
+            Some(published) => published,
+            None => {
+                let event = event(about, type_, reason, action, note, now);
+                let name = event.metadata.name.clone().unwrap_or_default();
+                events.create(&PostParams::default(), &event).await?;
+                Published { name, count: 1, last: now }
+            }
+        };
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner).note(key, published);
+        Ok(())
+    }
+}
+
+/// An Event that is published for the first time.
+fn event(about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: &str, now: Timestamp) -> Event {
+    Event {
+        metadata: ObjectMeta {
+            name: Some(name(about.name.as_deref().unwrap_or_default(), now)),
+            namespace: about.namespace.clone(),
+            ..ObjectMeta::default()
+        },
+        type_: Some(match type_ {
+            EventType::Normal => "Normal".to_owned(),
+            EventType::Warning => "Warning".to_owned(),
+        }),
+        reason: Some(reason.to_owned()),
+        action: Some(action.to_owned()),
+        note: Some(note.to_owned()).filter(|note| !note.is_empty()),
+        regarding: Some(about.clone()),
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some(REPORTER.to_owned()),
+        reporting_instance: Some(REPORTER.to_owned()),
+        ..Event::default()
+    }
+}
+
+/// The name of an Event about an object of this name, which may be longer, and have other characters (roles have colons), than an Event's.
+fn name(about: &str, now: Timestamp) -> String {
+    let allowed = |c: char| if matches!(c, 'a'..='z' | '0'..='9' | '.') { c } else { '-' };
+    let name: String = about.chars().take(MAX_NAME).map(allowed).collect();
+    format!("{}.{:x}", name.trim_end_matches(['.', '-']), now.as_nanosecond())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_an_event_is_one_whatever_it_is_about() {
+        let now = Timestamp::new(1_800_000_000, 5).unwrap();
+        assert_eq!(name("app-1", now), "app-1.18fae27693b40005");
+        assert_eq!(name("system:Node", now), "system--ode.18fae27693b40005");
+        let long = format!("{}-{}", "a".repeat(MAX_NAME - 1), "b".repeat(17));
+        assert_eq!(name(&long, now), format!("{}.18fae27693b40005", "a".repeat(MAX_NAME - 1)));
+        assert!(name(&"a".repeat(300), now).len() <= 253);
     }
 }
