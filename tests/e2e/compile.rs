@@ -59,9 +59,11 @@ async fn c48_a_start_compiles_nothing_and_whatever_becomes_of_the_cache_the_plug
     host.kill();
 
     // Cut off, damaged in a bit, and those of a host that was built otherwise.
-    damage(&entries(&cache)[0], |bytes| bytes.truncate(bytes.len() / 2));
-    damage(&entries(&cache)[1], |bytes| bytes[1000] ^= 1);
-    let shelf = entries(&cache)[0].ancestors().nth(2).expect("it is on a shelf").to_owned();
+    // Their order is another one once one of them was replaced.
+    let kept = entries(&cache);
+    damage(&kept[0], |bytes| bytes.truncate(bytes.len() / 2));
+    damage(&kept[1], |bytes| bytes[1000] ^= 1);
+    let shelf = kept[0].ancestors().nth(2).expect("it is on a shelf").to_owned();
     fs::rename(&shelf, shelf.with_file_name("compiled-0123456789abcdef")).expect("it can be renamed");
     fs::create_dir_all(shelf.join("_cluster")).expect("it can be made");
     for entry in entries(&cache) {

@@ -88,7 +88,8 @@ impl Live {
         json
     }
 
-    /// Whether all that is sent is there, in the order in which it is sent, and the manager owns that and no more.
+    /// Whether all that is sent is there, in the order in which it is sent, and the manager owns that and no more. An empty list may be
+    /// somebody else's who has filled it for a while: a keyed one has no owner, so a host that starts cannot tell.
     pub(super) fn is(&self, manager: &str, sent: &Map<String, Value>) -> bool {
         let sent = Value::from(sent.clone());
         let fields = fields(&sent);
@@ -97,7 +98,10 @@ impl Live {
             let path = |item: &Value| vec!["f:spec".to_owned(), "f:items".to_owned(), item_step("name", item)];
             items.map(path).filter(|path| fields.contains(path)).collect()
         };
-        self.managed.get(&(manager.to_owned(), "Apply")) == Some(&fields)
+        let none = Fields::new();
+        let owned = self.managed.get(&(manager.to_owned(), "Apply")).unwrap_or(&none);
+        owned.is_subset(&fields)
+            && fields.difference(owned).all(|path| state(&sent, path) == Some(&json!([])))
             && fields.iter().all(|path| state(&self.json, path) == state(&sent, path))
             && order(&self.json) == order(&sent)
     }
