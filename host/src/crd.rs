@@ -113,6 +113,10 @@ pub struct Terms {
         }])
     )]
     pub legacy_finalizers: Vec<String>,
+    /// Let parents go without cleanup where the plugin that serves has none any more. Without it they wait: that there was a cleanup says
+    /// that there may be something to clean up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drop_finalizer: bool,
     /// What happens to the finalizers on its parents when this reconciler is deleted itself. `Release`: they are taken off, without
     /// cleanup, and children stay. `Block`: it stays, and works, until the last parent that carries its finalizer is gone.
     #[serde(default)]

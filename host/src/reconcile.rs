@@ -100,7 +100,7 @@ pub enum Error {
     /// The parent waits for a cleanup that the plugin does not have.
     #[error(
         "the parent carries the finalizer of this reconciler, and the plugin has no cleanup (it exports no finalizer); \
-         install a version that has one, or remove the finalizer by hand if there is nothing to clean up"
+         install a version that has one, or set spec.dropFinalizer of the reconciler if there is nothing to clean up"
     )]
     NoCleanup,
     /// A new revision wants none of the children that its predecessor made.
@@ -590,6 +590,7 @@ impl<'a> Turn<'a> {
             Some(answer) => self.rules(&observed.parent).finalization(answer.map_err(Error::Refused)?)?,
             // Our finalizer is there for children that are ours to delete only.
             None if observed.record.as_ref().is_some_and(|record| !record.cleanup) => Finalization::finished(),
+            None if self.context.settings().drop_finalizer => Finalization::finished(),
             None => return Err(Error::NoCleanup),
         };
         // Foreground: the garbage collector is at work; orphan: the user wants them left alone.

@@ -378,8 +378,9 @@ impl Reconciler {
         let settings = self.settings();
         let before = serving.controller.context.settings();
         if *before != settings {
-            let concerns_all =
-                (before.paused && !settings.paused) || before.legacy_finalizers != settings.legacy_finalizers;
+            let concerns_all = (before.paused && !settings.paused)
+                || before.legacy_finalizers != settings.legacy_finalizers
+                || before.drop_finalizer != settings.drop_finalizer;
             serving.controller.context.set(settings);
             if concerns_all {
                 serving.controller.resync();
@@ -388,11 +389,12 @@ impl Reconciler {
     }
 
     fn settings(&self) -> Settings {
-        let Terms { limits, paused, legacy_finalizers, .. } = &self.declared.terms;
+        let Terms { limits, paused, legacy_finalizers, drop_finalizer, .. } = &self.declared.terms;
         Settings {
             limits: self.supervisor.tenants.limits(&self.declared.key, limits),
             paused: *paused,
             legacy_finalizers: legacy_finalizers.clone(),
+            drop_finalizer: *drop_finalizer,
         }
     }
 

@@ -25,6 +25,14 @@ fn patch_reconciler(cluster: &Cluster, name: &str, spec: &Value) {
     cluster.kubectl(&["patch", "crec", name, "--type=merge", "-p", &json!({"spec": spec}).to_string()]);
 }
 
+/// The plugin as if it had no cleanup: that of its component has another name on the outside.
+fn without_cleanup(plugin: &[u8]) -> Vec<u8> {
+    let export = |package: &str| [&[1, 0, 33], format!("pilothouse:{package}/finalizer@0.1.0").as_bytes()].concat();
+    let (export, other) = (export("plugin"), export("others"));
+    let place = plugin.windows(export.len()).position(|bytes| bytes == export).expect("it exports one");
+    [&plugin[..place], &other, &plugin[place + other.len()..]].concat()
+}
+
 /// Waits until the condition of the reconciler has this status; its message.
 async fn told(ns: &Namespace<'_>, name: &str, kind: &str, status: &str, reason: &str) -> String {
     crate::cluster::told(&ns.reconcilers(), name, kind, status, reason).await
@@ -431,4 +439,37 @@ async fn a_kind_that_comes_is_watched_before_it_is_made_and_one_that_goes_is_cle
     gone(&secrets, "s").await;
     synced(&ns.widgets(), "w").await;
     host.terminate();
+}
+
+#[tokio::test]
+async fn a_revision_without_cleanup_lets_no_parent_go_unless_the_reconciler_says_so() {
+    let cluster = Cluster::start();
+    let _host = cluster.run_host();
+    let ns = cluster.namespace("drop").await;
+    for name in ["waits", "goes"] {
+        let spec =
+            json!({"reply": {"children": [config_map(name, "1")], "versioned": true}, "cleanup": {"log": ["cleanup"]}});
+        ns.widget(name, spec).await;
+    }
+    all_versions(&ns, "the mirror, version 1", 2).await;
+    push(&cluster, "mirror", &without_cleanup(&mirror(2)));
+    all_versions(&ns, "the mirror, version 2", 2).await;
+
+    delete(&ns.widgets(), "waits", PropagationPolicy::Background).await;
+    let message = crate::cluster::refused(&ns.widgets(), "waits", "NoCleanup").await;
+    assert!(message.contains("spec.dropFinalizer"), "{message}");
+    patch_reconciler(&cluster, "mirror", &json!({"dropFinalizer": true}));
+    gone(&ns.widgets(), "waits").await;
+    delete(&ns.widgets(), "goes", PropagationPolicy::Background).await;
+    gone(&ns.widgets(), "goes").await;
+
+    // One that has a cleanup is asked all the same.
+    push(&cluster, "mirror", &mirror(3));
+    ns.widget("cleaned", versioned("cleaned")).await;
+    all_versions(&ns, "the mirror, version 3", 1).await;
+    edit(&ns.widgets(), "cleaned", json!({"spec": {"cleanup": {"log": ["cleanup"]}}})).await;
+    delete(&ns.widgets(), "cleaned", PropagationPolicy::Background).await;
+    gone(&ns.widgets(), "cleaned").await;
+    let cleanups = ["waits", "goes", "cleaned"].map(|name| ns.calls(name, "cleanup"));
+    assert_eq!(cleanups, [0, 0, 1]);
 }

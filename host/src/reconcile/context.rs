@@ -158,6 +158,8 @@ pub struct Settings {
     pub paused: bool,
     /// Finalizers of earlier operators that count as ours.
     pub legacy_finalizers: Vec<String>,
+    /// A plugin without cleanup has nothing to clean up.
+    pub drop_finalizer: bool,
 }
 
 impl Context {
