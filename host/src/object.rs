@@ -316,7 +316,11 @@ impl Object {
             #[serde(borrow)]
             kind: Option<&'a RawValue>,
         }
-        let has_kind = serde_json::from_str::<Probe<'_>>(&self.json).is_ok_and(|probe| probe.kind.is_some());
+        // So most begin, and need not be parsed to see that.
+        let begins = format!(r#"{{"apiVersion":"{}","kind":"{}","#, api.api_version, api.kind);
+        let has_kind = self.json.starts_with(r#"{"kind":"#)
+            || self.json.starts_with(&begins)
+            || serde_json::from_str::<Probe<'_>>(&self.json).is_ok_and(|probe| probe.kind.is_some());
         if !has_kind && let Some(rest) = self.json.strip_prefix('{') {
             let comma = if rest.starts_with('}') { "" } else { "," };
             self.json = format!(r#"{{"apiVersion":"{}","kind":"{}"{comma}{rest}"#, api.api_version, api.kind).into();
@@ -435,11 +439,13 @@ impl Object {
             while let Some(at) = metadata.iter().position(|(name, _)| name == "managedFields") {
                 (owned, others) = entries(metadata.remove(at).1)?;
             }
+            let begin = json.len();
             write_members(json, &metadata, |json, _, value| {
                 json.push_str(value.get());
                 Ok(())
             })?;
-            meta = serde_json::from_str(value.get())?;
+            // Without the managed fields, of which a tree would be made, and which are half of an object.
+            meta = serde_json::from_str(json.get(begin..).unwrap_or_default())?;
             Ok(())
         })?;
         let binding = binding(&mut meta);
