@@ -42,7 +42,7 @@ bench: build plugins control-plane ## Compare the optimised host with native ope
 	@$(STEP) "all of Rust, optimised" cargo build --locked --release -p pilothouse -p bench -p bench-native --bins --bench call
 	@PILOTHOUSE_CONTROL_PLANE=$(BIN)/control-plane $(CARGO_TARGET_DIR)/release/bench run --plugin $(PLUGINS)/myapp.wasm \
 	  --others "$$(tests/bench/build.sh)" --output tests/bench/results --memory 10000 --fleets 1,10,100 $(BENCH_FLAGS)
-	@cargo bench --quiet --locked -p pilothouse -p bench -p bench-native --bench call -- --plugin $(PLUGINS)/myapp.wasm \
+	@cargo bench --quiet --locked -p pilothouse -p bench -p bench-native --bench call -- --plugin $(PLUGINS)/myapp.wasm --guests $(PLUGINS) \
 	  --others "$$(tests/bench/build.sh)" --output $(CURDIR)/tests/bench/results
 
 bench-smoke: build plugins control-plane ## Count requests, writes and plugin calls with few parents, and fail beyond a limit

@@ -138,7 +138,7 @@ impl Engine {
     }
 
     /// Runs `call` on the guests' threads, with the clock ticking. None: it panicked.
-    pub(super) async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    pub async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Option<T> {
         let running = self.ticker.hold();
         let call = async move {
             let _running = running;

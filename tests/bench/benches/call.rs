@@ -1,7 +1,8 @@
 //! What a plugin call costs: MyApp asked by the host in a fresh sandbox, over a webhook with keep-alive on the same machine, and as a plain
 //! function, in one run, with parents of several sizes. What makes a parent large is its config, which goes through all of the logic.
+//! Beside it what of a call is the way to the guests' threads and back, and plugins in other languages, where they have been built.
 //!
-//!     call --plugin MYAPP.wasm --others FOLDER --output FOLDER
+//!     call --plugin MYAPP.wasm --others FOLDER --guests FOLDER --output FOLDER
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -29,6 +30,9 @@ const TIME: Duration = Duration::from_secs(1);
 const WARM_UP: usize = 50;
 /// The defaults of a reconciler.
 const LIMITS: CallLimits = CallLimits { memory: 64 << 20, timeout: Duration::from_secs(5), output: 4 << 20 };
+/// Plugins in other languages, of `tests/guests`: each answers with a ConfigMap.
+const GUESTS: [(&str, &str); 3] =
+    [("go.wasm", "plugin in Go"), ("javascript.wasm", "plugin in JavaScript"), ("python.wasm", "plugin in Python")];
 
 #[derive(Parser)]
 struct Arguments {
@@ -38,6 +42,9 @@ struct Arguments {
     /// The folder that tests/bench/build.sh prints.
     #[arg(long)]
     others: PathBuf,
+    /// Where `make guests` has put plugins in other languages; those that are not there are left out.
+    #[arg(long)]
+    guests: Option<PathBuf>,
     /// Where the report goes.
     #[arg(long)]
     output: PathBuf,
@@ -50,35 +57,60 @@ fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let engine = Arc::new(Engine::new(GUEST_MEMORY)?);
-    let component = std::fs::read(&arguments.plugin).context("cannot read the plugin: run `make plugins`")?;
-    // Without grants, which no parent here asks for.
-    let plugin = runtime.block_on(Plugin::open(&engine, None, component, LIMITS, Arc::new(Access::default())))?;
-    let plugin = Arc::new(plugin);
+    let open = |component: Vec<u8>| {
+        // Without grants, which no parent here asks for.
+        let plugin = Plugin::open(&engine, None, component, LIMITS, Arc::new(Access::default()));
+        anyhow::Ok(Arc::new(runtime.block_on(plugin)?))
+    };
+    let plugin = open(std::fs::read(&arguments.plugin).context("cannot read the plugin: run `make plugins`")?)?;
+    let mut guests = Vec::new();
+    for (file, contestant) in GUESTS {
+        let component = arguments.guests.as_ref().and_then(|folder| std::fs::read(folder.join(file)).ok());
+        guests.extend(component.map(|component| anyhow::Ok((contestant, open(component)?))).transpose()?);
+    }
     let webhook = Webhook::start(&arguments.others)?;
 
     let mut samples = Vec::new();
     for _ in 0..ROUNDS {
+        let hop = Arc::clone(&engine);
+        let hop = runtime.block_on(runtime.spawn(async move { to_the_guests(&hop).await }))??;
+        note(&mut samples, "the way to the guests' threads and back", 0, OURS, hop)?;
         for size in SIZES {
             let (parent, child) = (parent(size), child());
-            let request = request(&parent, &child);
-            let asked = Arc::clone(&plugin);
-            let sandbox = runtime.block_on(runtime.spawn(async move { in_sandbox(&asked, &request).await }))??;
-            let native = natively(&parent, &child)?;
-            for (contestant, mut times) in
-                [(OURS, sandbox), ("webhook in Go", webhook.measure(&parent, &child)?), ("native function", native)]
-            {
-                times.sort_by(f64::total_cmp);
-                for percent in [50, 99] {
-                    let value = percentile(&times, percent).context("nothing was measured")?;
-                    let figure = format!("a call of MyApp's logic: p{percent}, µs");
-                    samples.push(Sample { figure, size, contestant, value });
-                }
-                println!("  {size:>8} bytes  {contestant:<16} {:>8} µs", short(percentile(&times, 50).unwrap_or(0.0)));
+            let asked = |plugin: &Arc<Plugin>, children| {
+                let (plugin, request) = (Arc::clone(plugin), request(&parent, &child));
+                runtime.block_on(runtime.spawn(async move { in_sandbox(&plugin, &request, children).await }))?
+            };
+            for (contestant, times) in [
+                (OURS, asked(&plugin, 2)?),
+                ("webhook in Go", webhook.measure(&parent, &child)?),
+                ("native function", natively(&parent, &child)?),
+            ] {
+                note(&mut samples, "a call of MyApp's logic", size, contestant, times)?;
+            }
+            for &(contestant, ref guest) in &guests {
+                note(&mut samples, "a call that makes a ConfigMap", size, contestant, asked(guest, 1)?)?;
             }
         }
     }
     let title = "A plugin call, a webhook, a function";
     Report::new(title, "bytes of the parent", Machine::this(), samples).write(&arguments.output, "call", &[])?;
+    Ok(())
+}
+
+fn note(
+    samples: &mut Vec<Sample>,
+    what: &str,
+    size: usize,
+    contestant: &'static str,
+    mut times: Vec<f64>,
+) -> anyhow::Result<()> {
+    times.sort_by(f64::total_cmp);
+    for percent in [50, 99] {
+        let value = percentile(&times, percent).context("nothing was measured")?;
+        samples.push(Sample { figure: format!("{what}: p{percent}, µs"), size, contestant, value });
+    }
+    println!("  {size:>8} bytes  {contestant:<20} {:>8} µs", short(percentile(&times, 50).unwrap_or(0.0)));
     Ok(())
 }
 
@@ -126,7 +158,18 @@ fn request(parent: &Value, child: &Value) -> Request {
     }
 }
 
-async fn in_sandbox(plugin: &Plugin, request: &Request) -> anyhow::Result<Vec<f64>> {
+async fn to_the_guests(engine: &Engine) -> anyhow::Result<Vec<f64>> {
+    let mut times = Vec::new();
+    let begun = Instant::now();
+    while begun.elapsed() < TIME {
+        let start = Instant::now();
+        engine.run(async {}).await.context("a call of nothing has panicked")?;
+        times.push(micros(start.elapsed()));
+    }
+    Ok(times)
+}
+
+async fn in_sandbox(plugin: &Plugin, request: &Request, children: usize) -> anyhow::Result<Vec<f64>> {
     let mut times = Vec::new();
     let mut asked = 0;
     let start = Instant::now();
@@ -135,7 +178,8 @@ async fn in_sandbox(plugin: &Plugin, request: &Request) -> anyhow::Result<Vec<f6
         let start = Instant::now();
         let answer = plugin.reconcile(request, none_related, LIMITS).await?;
         let time = micros(start.elapsed());
-        anyhow::ensure!(answer.is_ok_and(|answer| answer.children.len() == 2), "the plugin answers something else");
+        let is_right = answer.is_ok_and(|answer| answer.children.len() == children);
+        anyhow::ensure!(is_right, "the plugin answers something else");
         times.extend((asked >= WARM_UP).then_some(time));
         asked += 1;
     }
