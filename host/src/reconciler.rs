@@ -46,7 +46,7 @@ use crate::{
     revision::{History, Kept, Material, Origin, Revision},
     rollout::{WITHDRAWN, Wait},
     secrets::{Copies, Secrets},
-    source::{self, Image},
+    source::{self, Image, Source},
     store::Store,
     supervisor::Supervisor,
     tally::Tally,
@@ -290,7 +290,7 @@ impl Reconciler {
         let (mut only_kinds, mut kinds_changed) = (false, false);
         loop {
             if !std::mem::take(&mut only_kinds) {
-                self.bring_up(&mut specs, &stop).await;
+                self.bring_up(&mut source, &mut specs, &stop).await;
             }
             if kinds_changed {
                 kinds_changed = !self.follow_kinds(&mut specs, &stop).await;
@@ -323,7 +323,7 @@ impl Reconciler {
                         wait = RETRY.0;
                         break;
                     }
-                    Some(()) = source.next() => { wait = RETRY.0; break; }
+                    () = source.changed() => { wait = RETRY.0; break; }
                     Ok(()) = kinds.changed() => {
                         if self.problem.is_some() {
                             wait = RETRY.0;
@@ -398,19 +398,28 @@ impl Reconciler {
         }
     }
 
-    async fn end(self) {
-        if let Some(mut serving) = self.serving {
+    async fn end(mut self) {
+        if let Some(serving) = &mut self.serving {
             serving.halt().await;
+            if self.declared.metadata.deletion_timestamp.is_none() {
+                // Or the next host would have to tell what this one knows: the counts of the parents.
+                self.publish().await;
+            }
         }
         // Only now: another reconciler may take the parents over at once.
         self.supervisor.claims.remove(&self.declared.key);
     }
 
     /// Brings up the revision that the spec asks for, unless it serves already; and if there is none that serves, the last good one.
-    async fn bring_up(&mut self, specs: &mut watch::Receiver<Declaration>, stop: &CancellationToken) {
+    async fn bring_up(
+        &mut self,
+        source: &mut Source,
+        specs: &mut watch::Receiver<Declaration>,
+        stop: &CancellationToken,
+    ) {
         let outcome = tokio::select! {
             biased;
-            outcome = self.bring_up_desired() => outcome,
+            outcome = self.bring_up_desired(source) => outcome,
             // What was begun is about a spec that no longer holds.
             Ok(()) = specs.changed() => { specs.mark_changed(); return; }
             () = stop.cancelled() => return,
@@ -465,15 +474,15 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn bring_up_desired(&mut self) -> Result<(), Error> {
+    async fn bring_up_desired(&mut self, source: &mut Source) -> Result<(), Error> {
         self.desired = None;
         if self.declared.metadata.deletion_timestamp.is_some() {
             return self.release_parents().await;
         }
-        let Supervisor { sources, tenants, .. } = &self.supervisor;
+        let tenants = &self.supervisor.tenants;
         tenants.check(&self.declared.key, &self.declared.terms.limits, &self.declared.grants)?;
         let known = self.declared.status.as_ref().and_then(|status| status.image.as_ref());
-        let plugin = sources.fetch(self.declared.scope(), &self.declared.plugin, known).await?;
+        let plugin = source.fetch(self.declared.scope(), known).await?;
         self.image.clone_from(&plugin.image);
         let material = Material { plugin, config: self.declared.terms.config.clone() };
         self.desired = Some(material.id());
@@ -822,8 +831,8 @@ impl Reconciler {
         History::new(self.supervisor.client.clone(), namespace, self.identity.clone())
     }
 
-    fn source(&self) -> source::Changes {
-        self.supervisor.sources.changes(&self.supervisor.watches, &self.declared.plugin)
+    fn source(&self) -> Source {
+        self.supervisor.sources.follow(&self.supervisor.watches, &self.declared.plugin)
     }
 
     fn signals(&self) -> (Option<watch::Receiver<Watching>>, Option<watch::Receiver<Option<ObjectKey>>>) {

@@ -11,7 +11,7 @@ use std::{
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{Api, Client, ResourceExt as _, api::PartialObjectMeta, runtime::watcher};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
 use notify::Watcher as _;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OnceCell, mpsc};
@@ -380,24 +380,92 @@ async fn fetch_config_map(client: &Client, reference: &ConfigMapRef) -> Result<V
         Ok(None) => return Err(Error::NoConfigMap(reference.clone())),
         Err(source) => return Err(Error::Read { reference: reference.clone(), source: source.into() }),
     };
-    let bytes = config_map.binary_data.and_then(|mut data| data.remove(&reference.key));
+    component_of(config_map, reference)
+}
+
+fn component_of(map: ConfigMap, reference: &ConfigMapRef) -> Result<Vec<u8>, Error> {
+    let bytes = map.binary_data.and_then(|mut data| data.remove(&reference.key));
     bytes.map(|bytes| bytes.0).ok_or_else(|| Error::NoKey(reference.clone()))
 }
 
-/// Tells, without end, when [`Sources::fetch`] may get other bytes.
-pub type Changes = Pin<Box<dyn Stream<Item = ()> + Send>>;
+/// The plugin that one reconciler names, followed: its bytes, and when they may be others.
+///
+/// A ConfigMap comes with the watch that tells of its changes, so it is read once, and not again because the watch begins with it.
+pub struct Source {
+    sources: Sources,
+    named: PluginSource,
+    changes: Changes,
+    /// The ConfigMap as the watch has shown it, until it is fetched.
+    shown: Option<Sight>,
+    /// Whether the watch has shown anything yet.
+    is_known: bool,
+}
+
+/// What is seen of a plugin, without end.
+type Changes = Pin<Box<dyn Stream<Item = Sight> + Send>>;
+
+enum Sight {
+    /// There may be other bytes.
+    Changed,
+    /// This ConfigMap, as it is now.
+    Map(Box<ConfigMap>),
+    /// There is no such ConfigMap.
+    NoMap,
+    /// It cannot be watched now, which is tried again.
+    Failed(watcher::Error),
+}
 
 impl Sources {
-    /// See [`Changes`].
-    pub fn changes(&self, watches: &watcher::Config, source: &PluginSource) -> Changes {
-        match (&source.image, &source.config_map, &source.path) {
-            (Some(image), None, None) => changes_of_image(image, source.pull_policy),
+    /// What a reconciler names, from now on.
+    pub fn follow(&self, watches: &watcher::Config, named: &PluginSource) -> Source {
+        let changes = match (&named.image, &named.config_map, &named.path) {
+            (Some(image), None, None) => changes_of_image(image, named.pull_policy),
             (None, Some(reference), None) => changes_of_config_map(&self.client, watches, reference),
             (None, None, Some(path)) if self.allow_paths => changes_of_file(path).unwrap_or_else(|error| {
                 tracing::warn!("cannot watch {}, it is read once: {}", path.display(), telemetry::chain(&error));
                 Box::pin(stream::pending())
             }),
             _ => Box::pin(stream::pending()),
+        };
+        Source { sources: self.clone(), named: named.clone(), changes, shown: None, is_known: false }
+    }
+}
+
+impl Source {
+    /// See [`Sources::fetch`].
+    ///
+    /// # Errors
+    /// If it is not where the reconciler says, or not signed as it has to be.
+    pub async fn fetch(&mut self, namespace: Option<&str>, known: Option<&ImageStatus>) -> Result<Fetched, Error> {
+        let reference = match (&self.named.image, &self.named.config_map, &self.named.path) {
+            (None, Some(reference), None) => reference.clone(),
+            _ => return self.sources.fetch(namespace, &self.named, known).await,
+        };
+        if !self.is_known {
+            self.shown = self.changes.next().await;
+            self.is_known = true;
+        }
+        match self.shown.take() {
+            Some(Sight::Map(map)) => Ok(component_of(*map, &reference)?.into()),
+            Some(Sight::NoMap) => Err(Error::NoConfigMap(reference)),
+            // It was fetched before, or cannot be watched.
+            _ => self.sources.fetch(namespace, &self.named, known).await,
+        }
+    }
+
+    /// Waits until [`Self::fetch`] may get other bytes. Cancel safe.
+    pub async fn changed(&mut self) {
+        loop {
+            match self.changes.next().await {
+                Some(Sight::Failed(error)) => {
+                    tracing::debug!("cannot watch the plugin's ConfigMap: {}", telemetry::chain(&error));
+                }
+                Some(sight) => {
+                    (self.shown, self.is_known) = (Some(sight), true);
+                    return;
+                }
+                None => std::future::pending().await,
+            }
         }
     }
 }
@@ -410,7 +478,7 @@ fn changes_of_image(image: &str, said: Option<PullPolicy>) -> Changes {
     }
     Box::pin(stream::unfold((), async |()| {
         tokio::time::sleep(AGAIN).await;
-        Some(((), ()))
+        Some((Sight::Changed, ()))
     }))
 }
 
@@ -419,26 +487,31 @@ fn changes_of_config_map(
     watches: &watcher::Config,
     ConfigMapRef { namespace, name, .. }: &ConfigMapRef,
 ) -> Changes {
-    let api = Api::<PartialObjectMeta<ConfigMap>>::namespaced(client.clone(), namespace);
+    let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let config = watches.clone().fields(&format!("metadata.name={name}"));
-    let mut version = None;
+    // Its resource version, if it is there; none: nothing is known.
+    let mut known: Option<Option<String>> = None;
+    let mut listed = None;
     let changes = watch(api, config).filter_map(move |event| {
-        let news = match event {
-            // The first sight of it counts: it may have changed since it was fetched.
-            Ok(watcher::Event::Apply(map) | watcher::Event::InitApply(map)) => {
-                let now = map.resource_version();
-                std::mem::replace(&mut version, now.clone()) != now
+        let now = match event {
+            Ok(watcher::Event::Apply(map)) => Some(map),
+            Ok(watcher::Event::Delete(_)) => None,
+            Ok(watcher::Event::InitDone) => listed.take(),
+            Ok(watcher::Event::Init) => {
+                listed = None;
+                return std::future::ready(None);
             }
-            Ok(watcher::Event::Delete(_)) => true,
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => false,
-            Err(error) => {
-                tracing::debug!("cannot watch the plugin's ConfigMap: {}", telemetry::chain(&error));
-                false
+            Ok(watcher::Event::InitApply(map)) => {
+                listed = Some(map);
+                return std::future::ready(None);
             }
+            Err(error) => return std::future::ready(Some(Sight::Failed(error))),
         };
-        std::future::ready(news.then_some(()))
+        let version = Some(now.as_ref().and_then(ResourceExt::resource_version));
+        let is_news = std::mem::replace(&mut known, version.clone()) != version;
+        std::future::ready(is_news.then(|| now.map_or(Sight::NoMap, |map| Sight::Map(map.into()))))
     });
-    Box::pin(changes.chain(stream::pending()))
+    Box::pin(changes)
 }
 
 /// Its folder is watched, since most tools put a new file in the place of the old one.
@@ -461,7 +534,7 @@ fn changes_of_file(path: &Path) -> Result<Changes, notify::Error> {
     Ok(Box::pin(stream::unfold((told, watcher), async |(mut told, watcher)| {
         told.recv().await?;
         tokio::time::sleep(SETTLE).await;
-        Some(((), (told, watcher)))
+        Some((Sight::Changed, (told, watcher)))
     })))
 }
 
