@@ -204,7 +204,7 @@ impl Controller {
         }
     }
 
-    async fn work_on(&self, run: Run<ParentKey>) {
+    async fn work_on(&self, mut run: Run<ParentKey>) {
         let context = &self.context;
         // A trace of its own, not part of the reconciler's whole life.
         let span = info_span!(
@@ -219,7 +219,15 @@ impl Controller {
             category = Empty,
             otel.status_code = Empty,
         );
-        let reconciled = AssertUnwindSafe(reconcile(context, &run)).catch_unwind();
+        let reconciled = async {
+            loop {
+                let next = reconcile(context, &run).await;
+                if next != Next::Again || !self.queue.goes_on(&mut run) {
+                    break next;
+                }
+            }
+        };
+        let reconciled = AssertUnwindSafe(reconciled).catch_unwind();
         let begun = Instant::now();
         let next = reconciled.instrument(span.clone()).await.ok();
         span.record("outcome", context.metrics.reconciled(run.waited, begun.elapsed(), next));

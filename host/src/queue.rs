@@ -89,6 +89,8 @@ pub enum Next {
 pub struct Run<K> {
     /// Which parent.
     pub key: K,
+    /// Why it runs.
+    pub wake: Wake,
     /// How many runs in a row have failed before this one.
     pub attempt: u32,
     /// How long it was due before it began.
@@ -166,6 +168,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                 None => changed.await,
             }
         }
+    }
+
+    /// The run is to go on at once, for the sake of children that it has changed ([`Next::Again`]): whether it may. One that began for
+    /// their sake ends, and comes again: those are counted.
+    pub fn goes_on(&self, run: &mut Run<K>) -> bool {
+        self.lock().goes_on(run)
     }
 
     /// A run has ended, and left the parent at the resource version `seen`, if it knows.
@@ -272,11 +280,20 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         }
         Ok(Run {
             key,
+            wake,
             attempt: item.failures,
             waited: now - place.0,
             circuit_open: item.circuit.open_until(now).is_some(),
             early: item.retry_at.is_some_and(|retry_at| retry_at > now),
         })
+    }
+
+    fn goes_on(&mut self, run: &mut Run<K>) -> bool {
+        let Some(item) = self.items.get_mut(&run.key).filter(|_| run.wake != Wake::Child) else { return false };
+        // What goes on sees all that has woken it, such as its own writes where the watch was faster than the answer.
+        item.woken = None;
+        run.wake = Wake::Child;
+        true
     }
 
     fn done(&mut self, run: Run<K>, next: Next, seen: Option<&str>, now: Instant) {
@@ -434,6 +451,27 @@ mod tests {
         fn pass(&mut self, time: Duration) {
             self.now += time;
         }
+    }
+
+    #[test]
+    fn a_run_that_changed_children_goes_on_once_and_has_seen_what_woke_it_before() {
+        let mut clock = Clock::new();
+        clock.wake("a", Wake::Parent);
+        let mut run = clock.due().unwrap();
+        clock.wake("a", Wake::Child);
+        assert!(clock.schedule.goes_on(&mut run));
+        assert!(!clock.schedule.goes_on(&mut run), "a loop is for the circuit to see");
+        clock.done(run, Next::OnChange);
+        assert!(clock.due().is_none());
+        // What happens while it goes on is news.
+        clock.wake("a", Wake::Timer);
+        let mut run = clock.due().unwrap();
+        assert!(clock.schedule.goes_on(&mut run));
+        clock.wake("a", Wake::Child);
+        clock.done(run, Next::OnChange);
+        let mut run = clock.due().unwrap();
+        assert_eq!(run.wake, Wake::Child);
+        assert!(!clock.schedule.goes_on(&mut run), "it began for the sake of children");
     }
 
     #[test]

@@ -65,7 +65,7 @@ use crate::{
     lookup,
     object::Object,
     plugin::{self, CallError, Condition, ConditionStatus, Failure, Request, Selector},
-    queue::{BACKOFF_CAP, Next, Run},
+    queue::{BACKOFF_CAP, Next, Run, Wake},
     related::{self, Shown},
     revision::Revision,
     selection,
@@ -247,6 +247,12 @@ enum Said {
 }
 
 /// Brings one parent one step closer to where it should be.
+///
+/// A turn that has changed children leaves it to the next one to say how the parent is: what it knew of them is past, and the next one
+/// sees what it made of them, as the API server answered. So a status is written once where it would be twice. That next turn follows at
+/// once ([`crate::queue::Queue::goes_on`]): neither other parents nor anything that children have yet to report comes between, so a user
+/// waits for one call of the plugin more, and a host that ends in between leaves a status that the next one finds out of date. It tells,
+/// whatever it has come to; and what fails is told at once.
 pub async fn reconcile(context: &Context, run: &Run<ParentKey>) -> Next {
     if context.settings().paused {
         return Next::OnChange;
@@ -533,6 +539,11 @@ impl<'a> Turn<'a> {
         if applied.written.is_empty() {
             // A host that starts where all is in place has nothing to tell.
             self.memory.synced.get_or_insert_with(tell::success);
+        }
+        if applied.changed && self.run.wake != Wake::Child {
+            // The next turn may have other Events to tell.
+            self.publish_events(&parent, &desired.report).await;
+            return Ok(Break(Next::Again));
         }
         let published = self.publish(&parent, &Ok(()), Some(&told)).await;
         let next = match (applied.changed, desired.next) {

@@ -149,14 +149,7 @@ async fn noop_a_restarted_host_writes_nothing_and_heals_just_what_has_drifted() 
     for name in &names {
         synced(&ns.widgets(), name).await;
     }
-    // Also the counts are told, or the next host would have something to tell.
-    for (reconciler, parents) in [("mirror", 190), ("myapp", 10)] {
-        until(&ns.reconcilers(), reconciler, "counted", |reconciler| {
-            reconciler.data["status"]["parents"]
-                == json!({"total": parents, "current": parents, "ready": parents, "failing": 0})
-        })
-        .await;
-    }
+    // The counts are told at the latest when the host ends, or the next one would have something to tell.
     ns.assert_quiet(Duration::from_secs(3)).await;
     host.terminate();
 
@@ -174,12 +167,11 @@ async fn noop_a_restarted_host_writes_nothing_and_heals_just_what_has_drifted() 
     tokio::time::sleep(Duration::from_secs(3)).await;
     let writes = ns.writes().split_off(before);
     assert!(writes.is_empty(), "a restart writes nothing: {:#?}", told(&writes));
-    // Lists, watches, discovery, and the plugin itself: nothing that grows with the number of parents.
+    // Lists, watches and discovery: nothing of a parent, nor of a reconciler.
     let mut requests = asked();
     requests.retain(|request| Some(&request.at) > latest.as_ref());
     requests.retain(|request| !matches!(request.verb.as_str(), "list" | "watch") && !request.resource.is_empty());
-    let plugins = |request: &Request| request.what() == "get configmaps" && request.name.ends_with("-plugin");
-    assert!(requests.iter().all(plugins), "{requests:#?}");
+    assert!(requests.is_empty(), "{requests:#?}");
     host.terminate();
 
     // Nobody looks.
@@ -210,6 +202,27 @@ async fn noop_a_restarted_host_writes_nothing_and_heals_just_what_has_drifted() 
     let healed = get(&ns.config_maps(), "w03").await.expect("it is there");
     assert_eq!(healed.data["data"], json!({"key": "1", "other": "theirs"}));
     host.terminate();
+}
+
+#[tokio::test]
+async fn noop_a_new_parent_gets_its_finalizer_and_one_status_which_knows_its_children() {
+    let ns = namespace("written-once").await;
+    let event = json!({"type": "Normal", "reason": "Made"});
+    let reply = json!({"children": [config_map("c", "1")], "echo": true, "events": [event], "log": ["called"]});
+    ns.widget("w", json!({"reply": reply})).await;
+    let parent = synced(&ns.widgets(), "w").await;
+    assert_eq!(parent.data["status"]["echo"]["children"], json!(["ConfigMap/written-once/c"]));
+    ns.assert_quiet(Duration::from_secs(2)).await;
+    let expected = ["patch configmaps c", "patch widgets w", "patch widgets/status w"];
+    assert_eq!(told(&ns.writes()), expected);
+    assert_eq!((events(&ns, "Made").len(), events(&ns, "ReconcileSuccess").len()), (1, 1));
+    // An edit costs its child and, again, one status.
+    let more = json!({"reply": {"children": [config_map("c", "2"), config_map("d", "1")]}});
+    edit(&ns.widgets(), "w", json!({"spec": more})).await;
+    synced(&ns.widgets(), "w").await;
+    ns.assert_quiet(Duration::from_secs(2)).await;
+    let more = ["patch configmaps c", "patch configmaps d", "patch widgets/status w"];
+    assert_eq!(told(&ns.writes().split_off(expected.len())), more);
 }
 
 #[tokio::test]

@@ -51,12 +51,13 @@ pub(super) async fn apply(context: &Context, plan: Plan, observed: &Observed, ma
         match result {
             Ok(Outcome::Written(answer)) => {
                 let mut written = written(&child, &answer, manager);
-                written.taken = before.map(|before| taken(&before, &answer, manager)).unwrap_or_default();
+                written.taken = before.as_deref().map(|before| taken(before, &answer, manager)).unwrap_or_default();
                 // Who no longer writes it has lost nothing.
                 written.taken.retain(|(manager, _)| !child.options.adopt_field_managers.contains(manager));
                 applied.written.push(written);
-                let seen = context.children[child.key.kind].apply(*answer);
-                applied.changed |= seen.is_some();
+                // Whether or not the watch has shown it by now.
+                applied.changed |= before.is_none_or(|before| answer.is_newer_than(&before));
+                context.children[child.key.kind].apply(*answer);
             }
             Ok(Outcome::Held { uid, running, why }) => {
                 complete = false;

@@ -63,8 +63,8 @@ impl Memory {
         news
     }
 
-    /// Whether an Event is to tell that `Synced` goes from `before` to `now`, status and reason each. Once: the Event goes out before the
-    /// status, and if somebody edits the parent at that moment, the status is refused and the same transition comes again.
+    /// Whether an Event is to tell that `Synced` goes from `before` to `now`, status and reason each. Once: if somebody edits the
+    /// parent at that moment, the status is refused and the same transition comes again.
     pub(super) fn is_transition(&mut self, before: Option<&(String, String)>, now: Option<&(String, String)>) -> bool {
         let is_news = before != now && self.transition.as_ref() != now;
         self.transition = now.cloned();

@@ -87,6 +87,12 @@ impl Turn<'_> {
         next_unless_untold(error.next(parent.is_deleting()), published)
     }
 
+    /// The Events of the plugin.
+    pub(super) async fn publish_events(&mut self, parent: &Object, report: &Report) {
+        let context = self.context;
+        context.events.publish_plugin(parent, &context.parent_kind, &report.events, &mut self.memory.events).await;
+    }
+
     /// Status and Events; whether the status says now what it should. Its failure is told in the log only.
     pub(super) async fn publish(
         &mut self,
@@ -107,28 +113,37 @@ impl Turn<'_> {
         let now = Some((status.as_str().to_owned(), reason.to_owned()));
         let before = context.synced(parent, memory);
         memory.synced.clone_from(&now);
-        if memory.is_transition(before.as_ref(), now.as_ref()) {
-            context.events.publish_transition(parent, &context.parent_kind, reason, outcome.as_ref().err()).await;
-        }
-        if outcome.is_ok() && !handled.is_empty() && memory.handled.as_ref() != Some(&handled) {
-            if !status::tells(parent, &handled) {
-                context.events.publish_handled(parent, &context.parent_kind, "ReconcileRequestHandled", &handled).await;
-            }
+        let is_transition = memory.is_transition(before.as_ref(), now.as_ref());
+        let is_handled = outcome.is_ok() && !handled.is_empty() && memory.handled.as_ref() != Some(&handled);
+        if is_handled {
             memory.handled = Some(handled.clone());
         }
         let pin = parent.annotation(handles::REVISION).filter(|pin| !context.revisions().has(pin));
-        if let Some(pin) = pin.as_ref().filter(|pin| memory.pin.as_ref() != Some(pin)) {
-            context.events.publish_pin_ignored(parent, &context.parent_kind, pin, revision).await;
-        }
-        memory.pin = pin;
+        let before = std::mem::replace(&mut memory.pin, pin.clone());
+        let ignored = pin.filter(|pin| before.as_ref() != Some(pin));
         let circuit_open = self.run.circuit_open;
-        if std::mem::replace(&mut memory.circuit_open, circuit_open) != circuit_open {
-            context.events.publish_circuit(parent, &context.parent_kind, circuit_open).await;
-        }
-        if let Some(told) = told {
-            context.events.publish_plugin(parent, &context.parent_kind, &told.report.events, &mut memory.events).await;
-        }
+        let circuit_changes = std::mem::replace(&mut memory.circuit_open, circuit_open) != circuit_open;
+        let last_events = &mut memory.events;
+        let events = async {
+            let (events, kind) = (&context.events, &context.parent_kind);
+            if is_transition {
+                events.publish_transition(parent, kind, reason, outcome.as_ref().err()).await;
+            }
+            if is_handled && !status::tells(parent, &handled) {
+                events.publish_handled(parent, kind, "ReconcileRequestHandled", &handled).await;
+            }
+            if let Some(pin) = &ignored {
+                events.publish_pin_ignored(parent, kind, pin, revision).await;
+            }
+            if circuit_changes {
+                events.publish_circuit(parent, kind, circuit_open).await;
+            }
+            if let Some(told) = told {
+                events.publish_plugin(parent, kind, &told.report.events, last_events).await;
+            }
+        };
         if !context.parent_kind.tells_status() {
+            events.await;
             return true;
         }
         let synced = Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message };
@@ -140,7 +155,9 @@ impl Turn<'_> {
         let api = context.parent_api(&parent.key());
         let told_before = memory.status.as_ref().map(|last| last.dropped.clone()).unwrap_or_default();
         let published = status::publish(&api, parent, &publish, &mut memory.status).instrument(debug_span!("status"));
-        match published.await {
+        // An Event is a courtesy, for which the status does not wait.
+        let ((), published) = tokio::join!(events, published);
+        match published {
             Ok(answer) => {
                 memory.made_changes = false;
                 if let Some(answer) = answer {
