@@ -25,6 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::Semaphore;
 use tracing::{Instrument as _, debug_span, field::Empty};
 use wasmtime::{
     Store, Trap, WasmBacktrace,
@@ -69,6 +70,8 @@ pub struct Plugin {
 struct Guest {
     engine: Arc<Engine>,
     component: InstancePre<CallState>,
+    /// How many of its calls can be in their first turn.
+    turns: Arc<Semaphore>,
     log_rate: Arc<LogRate>,
     access: Arc<Access>,
 }
@@ -290,7 +293,7 @@ impl Plugin {
             let answer = guest.call(call, move |store, instance| enter(contract, store, instance, request)).await;
             Ok(guest.note(function, answer)?)
         };
-        match self.guest.engine.run(asked.in_current_span()).await {
+        match self.guest.engine.run(&self.guest.turns, asked.in_current_span()).await {
             Some(answer) => answer,
             None => Ok(self.guest.note(function, (Err(CallError::Host), None))?),
         }

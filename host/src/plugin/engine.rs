@@ -1,17 +1,25 @@
 //! The WebAssembly engine that all plugins share, and the threads that guest code runs on.
 //!
-//! Guests have a runtime of their own, so that one which computes for long delays neither watches nor writes. Its clock
-//! is the epoch: a tick per millisecond while a call runs, after which a guest gives the others their turn.
+//! Guests have threads of their own, so that one which computes for long delays neither watches nor writes. Their clock
+//! is the epoch: a tick per millisecond while a call runs, after which a guest gives the others their turn. Most calls are over in their
+//! first turn; one that is not goes on among its like, on other threads.
 
 use std::{
+    future::poll_fn,
+    pin::Pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     thread::{self, Thread},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use tokio::{
+    runtime::{self, Runtime},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 use super::compile::{self, Compiled, Compiler};
@@ -20,6 +28,8 @@ use super::compile::{self, Compiled, Compiler};
 pub const VERSION: &str = wasmtime_environ::VERSION;
 /// How long a guest computes before another one gets its turn.
 const TICK: Duration = Duration::from_millis(1);
+/// How many ticks a call has before it first gives the others their turn; then it does at each.
+pub(super) const FIRST_TURN: u32 = 5;
 /// How many calls can run at once in the whole process; further ones fail to instantiate and are retried. It is above
 /// what the reconcilers' `limits.concurrency` add up to in practice, and costs address space only.
 const MAX_CALLS: u32 = 256;
@@ -62,10 +72,37 @@ impl GuestMemory {
     }
 }
 
-/// The threads that guests run on. Some only until it is dropped, from wherever that happens.
-struct Guests(Option<tokio::runtime::Runtime>);
+/// The threads that guests run on.
+struct Guests {
+    /// Where each call begins: one thread more than the calls of one plugin take, so that a plugin whose calls are all long keeps no other
+    /// one waiting.
+    first: Threads,
+    /// Where those go on that are not over in their first turn.
+    long: Threads,
+}
 
-impl Drop for Guests {
+/// Some only until it is dropped, from wherever that happens.
+struct Threads(Option<Runtime>);
+
+impl Threads {
+    fn start(threads: usize) -> Result<Self, std::io::Error> {
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("guest")
+            // New calls are looked for at each turn: those that run already may be endless.
+            .global_queue_interval(1)
+            .enable_time()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        // Aborted with its caller: an answer that nobody awaits is not worth computing.
+        AbortOnDrop(self.0.as_ref()?.spawn(call)).await
+    }
+}
+
+impl Drop for Threads {
     fn drop(&mut self) {
         // Waiting for the threads, as a runtime does when it is dropped, is not allowed in async code.
         if let Some(runtime) = self.0.take() {
@@ -92,18 +129,12 @@ impl Engine {
     /// If the operating system grants too little.
     pub fn new(guest_memory: usize) -> Result<Self, Error> {
         let wasm = wasmtime::Engine::new(config().allocation_strategy(pool())).map_err(Error::Wasm)?;
-        let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
-        let guests = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name("guest")
-            // New calls are looked for at each turn: most are over in one, while those that run already may be endless.
-            .global_queue_interval(1)
-            .enable_time()
-            .build()
+        let guests = Threads::start(cores() + 1)
+            .and_then(|first| Ok(Guests { first, long: Threads::start(cores())? }))
             .map_err(Error::Threads)?;
         let ticker = Ticker::start(wasm.weak()).map_err(Error::Threads)?;
         let memory = Arc::new(GuestMemory { cap: guest_memory, used: AtomicUsize::new(0) });
-        Ok(Self { wasm, memory, guests: Guests(Some(guests)), ticker, compiler: None })
+        Ok(Self { wasm, memory, guests, ticker, compiler: None })
     }
 
     /// The same, with a compiler that does not trust the plugins.
@@ -137,16 +168,51 @@ impl Engine {
         &self.memory
     }
 
-    /// Runs `call` on the guests' threads, with the clock ticking. None: it panicked.
-    pub async fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    /// How many calls of one plugin can be in their first turn.
+    #[must_use]
+    pub fn turns() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(cores()))
+    }
+
+    /// Runs `call`, of the plugin that has these [`Self::turns`], on the guests' threads with the clock ticking. None: it panicked.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        turns: &Arc<Semaphore>,
+        call: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let turn = turns.clone().acquire_owned().await.ok()?;
         let running = self.ticker.hold();
         let call = async move {
             let _running = running;
             call.await
         };
-        // Aborted with its caller: an answer that nobody awaits is not worth computing.
-        AbortOnDrop(self.guests.0.as_ref()?.spawn(call)).await
+        match self.guests.first.run(first_turn(Box::pin(call), turn)).await? {
+            Ok(answer) => Some(answer),
+            Err(unfinished) => self.guests.long.run(unfinished).await,
+        }
     }
+}
+
+/// At least two: one that computes must not keep all others waiting.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(2, |cores| cores.get().max(2))
+}
+
+/// Runs a call until it is over, or has computed for its first turn; then what is left of it. It has `turn` until it first waits.
+async fn first_turn<F: Future>(call: Pin<Box<F>>, turn: OwnedSemaphorePermit) -> Result<F::Output, Pin<Box<F>>> {
+    let (mut call, mut turn, mut computed) = (Some(call), Some(turn), Duration::ZERO);
+    poll_fn(move |context| {
+        let Some(running) = &mut call else { return Poll::Pending };
+        let begun = Instant::now();
+        if let Poll::Ready(answer) = running.as_mut().poll(context) {
+            return Poll::Ready(Ok(answer));
+        }
+        drop(turn.take());
+        computed += begun.elapsed();
+        let is_long = computed >= TICK * FIRST_TURN;
+        call.take_if(|_| is_long).map_or(Poll::Pending, |unfinished| Poll::Ready(Err(unfinished)))
+    })
+    .await
 }
 
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
@@ -154,8 +220,8 @@ struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 impl<T> Future for AbortOnDrop<T> {
     type Output = Option<T>;
 
-    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<T>> {
-        std::pin::Pin::new(&mut self.0).poll(context).map(Result::ok)
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        Pin::new(&mut self.0).poll(context).map(Result::ok)
     }
 }
 

@@ -457,41 +457,45 @@ async fn c49_c50_what_is_no_plugin_is_refused_when_it_is_loaded_and_says_why() {
 
 #[tokio::test]
 async fn c51_eight_neighbours_that_compute_for_ever_cost_a_call_little() {
+    /// How much longer the slowest call of a hundred may take beside them.
+    const MOST: u32 = 3;
     let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
     let spinner = load(&engine, Guest { before: "(loop $on (br $on))", ..Guest::default() }.component()).await;
     let spinner = Arc::new(spinner.unwrap());
     let neighbour = load(&engine, Guest::default().component()).await.unwrap();
     let long = CallLimits { timeout: Duration::from_secs(60), ..LIMITS };
     let calls = async |times: &mut Vec<Duration>| {
-        for _ in 0..100 {
+        for _ in 0..500 {
             let begun = Instant::now();
             neighbour.reconcile(request(), none_related, long).await.unwrap().unwrap();
             times.push(begun.elapsed());
         }
     };
-    // By turns, since others may be at work on this machine: what they cost is in both.
-    let (mut alone, mut beside) = (Vec::new(), Vec::new());
-    for _ in 0..10 {
-        calls(&mut alone).await;
-        let spin = || {
-            let spinner = spinner.clone();
-            tokio::spawn(async move { spinner.reconcile(request(), none_related, long).await })
-        };
-        let spinners = [(); 8].map(|()| spin());
-        calls(&mut beside).await;
-        spinners.iter().for_each(tokio::task::JoinHandle::abort);
+    let mut seen = Vec::new();
+    // Others may be at work on this machine, for one of the two and not for the other: then once more.
+    for _ in 0..5 {
+        let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        for _ in 0..10 {
+            calls(&mut alone).await;
+            let spin = || {
+                let spinner = spinner.clone();
+                tokio::spawn(async move { spinner.reconcile(request(), none_related, long).await })
+            };
+            let spinners = [(); 8].map(|()| spin());
+            calls(&mut beside).await;
+            spinners.iter().for_each(tokio::task::JoinHandle::abort);
+        }
+        let [alone, beside] = [alone, beside].map(|mut times| {
+            times.sort_unstable();
+            times[times.len() * 99 / 100]
+        });
+        seen.push(format!("{alone:?} alone and {beside:?} beside eight that spin"));
+        if beside < alone * MOST {
+            println!("p99 of a call: {seen:?}");
+            return;
+        }
     }
-    let [alone, beside] = [alone, beside].map(|mut times| {
-        times.sort_unstable();
-        times[times.len() * 99 / 100]
-    });
-    println!("p99 of a call: {alone:?} alone, {beside:?} beside eight that spin");
-    // Three times as long at most where nobody else is at work here. Where others are, both are mostly their doing; a call that had to
-    // wait for those that spin would take a minute.
-    assert!(
-        beside < alone * 3 || beside < Duration::from_millis(50),
-        "{alone:?} alone, {beside:?} beside eight that spin"
-    );
+    panic!("p99 of a call: {seen:?}");
 }
 
 #[tokio::test]

@@ -93,12 +93,14 @@ impl Plugin {
         let linker = capability::linker(engine.wasm()).map_err(Error::Link)?;
         let component = linker.instantiate_pre(&component).map_err(Error::Link)?;
         let contract = version.bind(&component).map_err(Error::Export)?;
-        let guest = Guest { engine: engine.clone(), component, log_rate: Arc::default(), access };
+        let guest =
+            Guest { engine: engine.clone(), component, turns: Engine::turns(), log_rate: Arc::default(), access };
         let asked = contract.clone();
         let call = Call { function: Function::Describe, is_preview: false, limits, context: String::new() };
         let entered = guest.clone();
         let described = async move { entered.call(call, |store, instance| asked.describe(store, instance)).await };
-        let (answer, usage) = engine.run(described.in_current_span()).await.unwrap_or((Err(CallError::Host), None));
+        let (answer, usage) =
+            engine.run(&guest.turns, described.in_current_span()).await.unwrap_or((Err(CallError::Host), None));
         guest.access.calls().note(Function::Describe, answer.as_ref().map(|_| None), usage);
         let description = Description::read(&answer.map_err(|error| match error {
             CallError::Mismatch(error) => Error::Export(error),

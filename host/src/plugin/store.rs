@@ -7,7 +7,7 @@ use std::{
 
 use wasmtime::{ResourceLimiter, Store, UpdateDeadline};
 
-use super::engine::{Engine, GuestMemory};
+use super::engine::{Engine, FIRST_TURN, GuestMemory};
 use crate::capability::{
     access::Outside,
     log::{LogContext, LogRate},
@@ -29,10 +29,6 @@ pub struct CallLimits {
 const MAX_TABLE_ELEMENTS: usize = 100_000;
 /// Most handles of resources, its own included, that a guest can hold at once: the host keeps a table of them. Toolchains hold ten.
 const MAX_HANDLES: usize = 10_000;
-
-/// How many ticks of the epoch a call has before it first gives the others their turn; then it does at each. Most calls are over by
-/// then, and never wait behind one that computes for long.
-const FIRST_TURN: u64 = 5;
 
 /// What the host keeps for a call.
 pub(crate) struct CallState {
@@ -96,7 +92,7 @@ pub(super) fn new_store(
     store.limiter(|state| &mut state.limiter);
     store.set_hostcall_fuel(limits.output);
     store.set_max_component_handles(MAX_HANDLES);
-    store.set_epoch_deadline(FIRST_TURN);
+    store.set_epoch_deadline(FIRST_TURN.into());
     let end = Instant::now() + limits.timeout;
     store.epoch_deadline_callback(move |_| {
         Ok(if Instant::now() < end { UpdateDeadline::Yield(1) } else { UpdateDeadline::Interrupt })
