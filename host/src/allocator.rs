@@ -1,6 +1,10 @@
 //! What the allocator does with memory that is used no more: it gives it back.
 
-use std::ffi::c_int;
+use std::{
+    ffi::c_int,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 /// How much of it glibc may keep at the end of a heap. That it is set matters more than to what: otherwise glibc takes it that what is
 /// freed will be wanted again, and raises this limit with each large buffer. Here such buffers, of plugins that are loaded and of first
@@ -9,6 +13,8 @@ const KEPT: c_int = 128 << 10;
 /// How many heaps there are. glibc would have eight for each core, and each keeps what it has; small things are in a cache of each thread
 /// anyway.
 const HEAPS: c_int = 2;
+/// How long after it is asked for free memory is given back.
+const AFTER: Duration = Duration::from_secs(1);
 
 /// Sets both, for the life of the process.
 pub fn set_up() {
@@ -22,14 +28,25 @@ pub fn set_up() {
 }
 
 /// Gives back what is free also in the midst of a heap, in the background: after a plugin was loaded that is several times what is kept
-/// of it.
+/// of it. Not at once, since whoever allocates has to wait meanwhile, and the parents of that plugin are about to be reconciled; and once
+/// for all plugins that come together.
 pub fn give_back() {
-    #[cfg(target_env = "gnu")]
-    tokio::task::spawn_blocking(|| {
-        #[expect(unsafe_code, reason = "glibc is asked in no other way; it looks at memory of its own")]
-        // SAFETY: it may be called at any time, and touches nothing that is in use.
-        unsafe {
-            libc::malloc_trim(0);
-        }
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if ASKED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    tokio::spawn(async {
+        tokio::time::sleep(AFTER).await;
+        ASKED.store(false, Ordering::Relaxed);
+        tokio::task::spawn_blocking(trim);
     });
+}
+
+fn trim() {
+    #[cfg(target_env = "gnu")]
+    #[expect(unsafe_code, reason = "glibc is asked in no other way; it looks at memory of its own")]
+    // SAFETY: it may be called at any time, and touches nothing that is in use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }

@@ -4,13 +4,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use jiff::Timestamp;
 use k8s_openapi::{
     api::apps::v1::ControllerRevision,
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
 };
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams, PartialObjectMeta, PostParams},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -136,7 +137,8 @@ impl History {
     /// If the API server refuses; nothing depends on it but falling back.
     pub async fn keep(&self, material: &Material, beside: Option<&str>, limit: usize) -> Result<(), kube::Error> {
         let name = self.name(&material.id());
-        let mut kept = self.api.list(&self.all()).await?.items;
+        // Without their components, which are large.
+        let mut kept = self.api.list_metadata(&self.all()).await?.items;
         if !kept.iter().any(|revision| revision.name_any() == name) {
             let image = material.plugin.image.as_ref().map(|image| image.pinned.clone());
             let component = image.is_none().then(|| BASE64_STANDARD.encode(&material.plugin.bytes));
@@ -147,14 +149,19 @@ impl History {
                     labels: Some(BTreeMap::from([(RECONCILER_LABEL.to_owned(), self.identity.label().to_owned())])),
                     ..ObjectMeta::default()
                 },
-                revision: kept.iter().map(|revision| revision.revision).max().unwrap_or_default() + 1,
+                // The kind wants a number that grows.
+                revision: Timestamp::now().as_second(),
                 data: serde_json::to_value(data).ok().map(RawExtension),
             };
             self.api.create(&PostParams::default(), &revision).await?;
         }
         let beside = beside.map(|beside| self.name(beside));
         kept.retain(|revision| revision.name_any() != name && Some(revision.name_any()) != beside);
-        kept.sort_by_key(|revision| std::cmp::Reverse(revision.revision));
+        // Nobody changes them, so the newest version is that of the newest one.
+        let version = |revision: &PartialObjectMeta<ControllerRevision>| {
+            revision.resource_version().and_then(|it| it.parse::<u64>().ok())
+        };
+        kept.sort_by_key(|revision| std::cmp::Reverse(version(revision)));
         for old in kept.iter().skip(limit) {
             self.api.delete(&old.name_any(), &DeleteParams::default()).await?;
         }
@@ -166,7 +173,7 @@ impl History {
     /// # Errors
     /// If the API server refuses.
     pub async fn remove_all(&self) -> Result<(), kube::Error> {
-        for revision in self.api.list(&self.all()).await?.items {
+        for revision in self.api.list_metadata(&self.all()).await?.items {
             let name = revision.name_any();
             match self.api.delete(&name, &DeleteParams::default()).await {
                 Err(error) if !lookup::is_absent(&error, &name) => return Err(error),
