@@ -163,18 +163,27 @@ async fn c52_soak_of_two_hundred_swaps_takes_no_more_memory() {
     );
 }
 
-/// From the request of a user until a watch shows what comes of it. Both in turn, so that a machine that is busy is so for both.
+/// From the request of a user until a watch shows what comes of it. Both in turn, so that a machine that is busy is so for both. The plugin
+/// is in files, as one from an image that was pulled is: what is in a ConfigMap is asked of the API server each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swap_takes_little_longer_than_an_edit() {
     const ROUNDS: usize = 21;
+    /// How many times as long as an edit.
+    const MOST: f64 = 3.0;
     let cluster = Cluster::start();
     let ns = cluster.namespace("swift").await;
-    let keys = ["plugin.wasm", "other.wasm"];
-    let [first, second] = builds().map(|bytes| BASE64_STANDARD.encode(bytes));
-    edit(&config_maps(&ns), "mirror-plugin", json!({"binaryData": {keys[0]: first, keys[1]: second}})).await;
+    let files = ["first.wasm", "second.wasm"].map(|name| cluster.control_plane.data_dir().join(name));
+    for (file, bytes) in files.iter().zip(builds()) {
+        std::fs::write(file, bytes).expect("it can be written");
+    }
+    let install = async |build: usize| {
+        let plugin = json!({"configMap": null, "path": files[build]});
+        edit(&ns.reconcilers(), "mirror", json!({"spec": {"plugin": plugin}})).await;
+    };
+    install(0).await;
     // A preview takes its time on purpose.
     edit(&ns.reconcilers(), "mirror", json!({"spec": {"rollout": {"preview": "Off"}}})).await;
-    let host = cluster.run_host();
+    let host = cluster.run_host_with(&["--allow-plugin-paths"], 2);
     let names: Vec<_> = (0..PARENTS).map(|number| format!("w{number}")).collect();
     for name in &names {
         ns.widget(name, reply(name, "0")).await;
@@ -187,38 +196,43 @@ async fn a_swap_takes_little_longer_than_an_edit() {
             return;
         }
     };
-    let (mut edits, mut swaps) = (Vec::new(), Vec::new());
     let mut active = swapped(&ns, &Value::Null).await;
-    for round in 1..=ROUNDS {
-        let value = round.to_string();
-        let begun = Instant::now();
-        edit(&ns.widgets(), "w0", json!({"spec": reply("w0", &value)})).await;
-        until(&|child| child.data["data"]["key"] == value).await;
-        edits.push(begun.elapsed());
-        crate::cluster::synced(&ns.widgets(), "w0").await;
+    let mut seen = Vec::new();
+    // Others may be at work on this machine, for one of the two and not for the other: then once more.
+    for attempt in 0..3 {
+        let mut times = [Vec::new(), Vec::new()];
+        for round in 1 + attempt * ROUNDS..=(attempt + 1) * ROUNDS {
+            let value = round.to_string();
+            let begun = Instant::now();
+            edit(&ns.widgets(), "w0", json!({"spec": reply("w0", &value)})).await;
+            until(&|child| child.data["data"]["key"] == value).await;
+            times[0].push(begun.elapsed());
+            crate::cluster::synced(&ns.widgets(), "w0").await;
 
-        let newest = format!("{} mirror, version 5", ["the", "The"][round % 2]);
-        let begun = Instant::now();
-        let key = keys[round % 2];
-        edit(&ns.reconcilers(), "mirror", json!({"spec": {"plugin": {"configMap": {"key": key}}}})).await;
-        until(&|child| version(child) == Some(&newest)).await;
-        swaps.push(begun.elapsed());
-        active = swapped(&ns, &active).await;
-        for name in &names {
-            crate::cluster::until(&ns.config_maps(), name, "all are of the newest", |child| {
-                version(child) == Some(&newest)
-            })
-            .await;
+            let newest = format!("{} mirror, version 5", ["the", "The"][round % 2]);
+            let begun = Instant::now();
+            install(round % 2).await;
+            until(&|child| version(child) == Some(&newest)).await;
+            times[1].push(begun.elapsed());
+            active = swapped(&ns, &active).await;
+            for name in &names {
+                crate::cluster::until(&ns.config_maps(), name, "all are of the newest", |child| {
+                    version(child) == Some(&newest)
+                })
+                .await;
+            }
         }
+        let [edit, swap] = times.map(|mut times| {
+            times.sort_unstable();
+            times[ROUNDS / 2]
+        });
+        let ratio = swap.as_secs_f64() / edit.as_secs_f64();
+        seen.push(format!("{edit:.1?} for an edit and {swap:.1?} for a swap, {ratio:.1} times that"));
+        if ratio <= MOST {
+            break;
+        }
+        assert!(attempt < 2, "median of {ROUNDS}: {seen:?}");
     }
-    let median = |times: &mut Vec<Duration>| {
-        times.sort_unstable();
-        times[times.len() / 2]
-    };
-    let (edit, swap) = (median(&mut edits), median(&mut swaps));
-    let ratio = swap.as_secs_f64() / edit.as_secs_f64();
-    println!("median of {ROUNDS}: {edit:.1?} for an edit, {swap:.1?} for a swap, {ratio:.1} times that");
-    println!("{edits:.1?}\n{swaps:.1?}");
-    assert!(ratio < 6.0, "a swap takes {swap:?}, an edit {edit:?}");
+    println!("median of {ROUNDS}: {seen:?}");
     host.terminate();
 }
