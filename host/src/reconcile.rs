@@ -536,7 +536,7 @@ impl<'a> Turn<'a> {
             Err(error) => return Ok(Break(self.failed(error, Some(&told)).await)),
         };
         self.memory.revision = Some(self.revision.id.clone());
-        if applied.written.is_empty() {
+        if applied.written.is_empty() && !self.memory.made_changes {
             // A host that starts where all is in place has nothing to tell.
             self.memory.synced.get_or_insert_with(tell::success);
         }

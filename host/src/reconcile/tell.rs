@@ -144,6 +144,7 @@ impl Turn<'_> {
         };
         if !context.parent_kind.tells_status() {
             events.await;
+            memory.made_changes = false;
             return true;
         }
         let synced = Condition { kind: "Synced".to_owned(), status, reason: reason.to_owned(), message };
