@@ -48,7 +48,11 @@ use self::{
     contract::{Contract, Entered, Mismatch},
     store::Refused,
 };
-pub use crate::capability::{access::Access, kube::Reader, serves as serves_import};
+pub use crate::capability::{
+    access::{Access, Reached},
+    kube::Reader,
+    serves as serves_import,
+};
 use crate::{
     capability::{access::Outside, log::LogRate, wasi},
     metrics::{Function, Usage},
@@ -77,7 +81,7 @@ struct Guest {
 }
 
 /// What a plugin is asked with: `request` of the WIT.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The parent, as JSON.
     pub parent: String,
@@ -89,6 +93,8 @@ pub struct Request {
     pub config: String,
     /// `context` of the WIT, as JSON.
     pub context: String,
+    /// Where it is kept in mind what the plugin may have changed outside on the way; no part of the WIT.
+    pub reached: Reached,
 }
 
 /// Why a call gave no answer.
@@ -194,11 +200,6 @@ impl Plugin {
         self.contract.has_finalizer()
     }
 
-    /// Whether it may have changed something outside of the cluster, for whatever parent, since its reconciler is here.
-    pub fn may_have_changed_outside(&self) -> bool {
-        self.guest.access.may_have_changed()
-    }
-
     /// Whether it looks at objects that it does not own.
     pub fn has_relations(&self) -> bool {
         self.contract.has_relations()
@@ -282,14 +283,16 @@ impl Plugin {
         let asked = async move {
             if contract.has_relations() {
                 let (asked, question) = (contract.clone(), request.clone());
-                let call = Call { function: Function::Relate, is_preview, limits, context: request.context.clone() };
+                let (context, reached) = (request.context.clone(), request.reached.clone());
+                let call = Call { function: Function::Relate, is_preview, limits, context, reached };
                 let answer = guest.call(call, move |store, instance| asked.relate(store, instance, question)).await;
                 match guest.note(Function::Relate, answer)? {
                     Ok(selectors) => request.related = related(selectors).await?,
                     Err(failure) => return Ok(Err(failure)),
                 }
             }
-            let call = Call { function, is_preview, limits, context: request.context.clone() };
+            let (context, reached) = (request.context.clone(), request.reached.clone());
+            let call = Call { function, is_preview, limits, context, reached };
             let answer = guest.call(call, move |store, instance| enter(contract, store, instance, request)).await;
             Ok(guest.note(function, answer)?)
         };
@@ -335,8 +338,9 @@ struct Call {
     function: Function,
     is_preview: bool,
     limits: CallLimits,
-    /// `context` of its request.
+    /// `context` of its request, and what it is to keep in mind.
     context: String,
+    reached: Reached,
 }
 
 impl Guest {
@@ -347,10 +351,10 @@ impl Guest {
         call: Call,
         enter: impl for<'a> FnOnce(&'a mut Store<CallState>, &'a Instance) -> Entered<'a, T> + Send,
     ) -> (Result<T, CallError>, Option<Usage>) {
-        let Call { function, is_preview, limits, context } = call;
+        let Call { function, is_preview, limits, context, reached } = call;
         let span = debug_span!("plugin", function = function.name(), category = Empty);
         let call = async {
-            let outside = Outside::new(self.access.clone(), is_preview, limits.output);
+            let outside = Outside::new(self.access.clone(), is_preview, limits.output).keeping(reached);
             let mut store = store::new_store(&self.engine, limits, context, self.log_rate.clone(), outside);
             let begun = Instant::now();
             let mut entered = None;

@@ -295,9 +295,9 @@ impl Seen {
                 let request = Request {
                     parent: parent.json().to_owned(),
                     children,
-                    related: Vec::new(),
                     config: config.clone(),
                     context: context.clone(),
+                    ..Request::default()
                 };
                 let limits = declared.terms.limits.of_a_call();
                 let answer = plugin.preview(request, self.related(declared, plugin), limits).await?;

@@ -64,7 +64,7 @@ use crate::{
     identity::ALLOW_PRUNE_ANNOTATION,
     lookup,
     object::Object,
-    plugin::{self, CallError, Condition, ConditionStatus, Failure, Request, Selector},
+    plugin::{self, CallError, Condition, ConditionStatus, Failure, Reached, Request, Selector},
     queue::{BACKOFF_CAP, Next, Run, Wake},
     related::{self, Shown},
     revision::Revision,
@@ -441,6 +441,10 @@ impl<'a> Turn<'a> {
         tracing::debug!("finalizer added");
         if !ours.are_on(&parent) {
             self.memory.ever_applied = Some(false);
+            // It may have been ours before, and released.
+            if self.context.parent_kind.tells_status() && status::live_condition(&parent, "Synced").is_none() {
+                self.memory.ever_reached.get_or_insert(false);
+            }
         }
         self.see(answer);
         Ok(Continue(()))
@@ -451,11 +455,9 @@ impl<'a> Turn<'a> {
         let observed = observe::observe(self.context, parent);
         let limits = self.context.settings().limits.of_a_call();
         let request = self.request(&observed, &json!({}));
+        let reached = request.reached.clone();
         let answer = self.revision.plugin.reconcile(request, self.related(), limits).await;
-        if self.revision.plugin.may_have_changed_outside() {
-            // Whatever it answered, and if it was ended in the midst of it.
-            self.memory.ever_applied = Some(true);
-        }
+        self.note_reached(&reached);
         let answer = match answer {
             Err(Error::Related(related::Error::Listing)) => return Ok(Break(Next::OnChange)),
             answer => answer?,
@@ -590,10 +592,14 @@ impl<'a> Turn<'a> {
         let deletion = json!({
             "deletion": {"propagation": propagation},
             "everApplied": self.memory.ever_applied.unwrap_or(true) || !observed.children.is_empty(),
+            "everReached": self.memory.ever_reached.unwrap_or(true),
         });
         let limits = self.context.settings().limits.of_a_call();
         let request = self.request(&observed, &deletion);
-        let answer = match self.revision.plugin.finalize(request, self.related(), limits).await {
+        let reached = request.reached.clone();
+        let answer = self.revision.plugin.finalize(request, self.related(), limits).await;
+        self.note_reached(&reached);
+        let answer = match answer {
             Err(Error::Related(related::Error::Listing)) => return Ok(Break(Next::OnChange)),
             answer => answer?,
         };
@@ -770,9 +776,18 @@ impl<'a> Turn<'a> {
         Request {
             parent: observed.parent.json().to_owned(),
             children: observed.children.iter().map(|(_, child)| child.json().to_owned()).collect(),
-            related: Vec::new(),
             config: self.revision.config.clone(),
             context: context.to_string(),
+            ..Request::default()
+        }
+    }
+
+    /// Keeps in mind that a call of the plugin may have changed something outside, whatever it answered, and if it was ended in the midst
+    /// of it.
+    fn note_reached(&mut self, reached: &Reached) {
+        if reached.anything() {
+            self.memory.ever_applied = Some(true);
+            self.memory.ever_reached = Some(true);
         }
     }
 

@@ -233,9 +233,9 @@ impl Question {
         let request = Request {
             parent: parent.object.json().to_owned(),
             children: live.iter().map(|seen| seen.object.json().to_owned()).collect(),
-            related: Vec::new(),
             config: Value::from(material.config).to_string(),
             context: context.to_string(),
+            ..Request::default()
         };
         let live = (!options.children.is_empty()).then_some(live);
         let related = related.into_iter().map(|seen| (related_kinds[seen.key.kind].name(), seen.object)).collect();

@@ -351,6 +351,8 @@ pub struct Memory {
     pub finalizer: bool,
     /// Whether an answer of the plugin was ever acted upon. None: that was before our time, so it may have been.
     pub ever_applied: Option<bool>,
+    /// Whether a call of the plugin may have changed something outside. None: as above.
+    pub ever_reached: Option<bool>,
 }
 
 /// Our last apply of a child.

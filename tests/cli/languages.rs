@@ -40,7 +40,7 @@ impl Language {
         let context = json!({"now": "2026-03-01T12:00:00Z", "attempt": 0}).to_string();
         let (parent, config) = (parent.to_string(), "{}".to_owned());
         self.plugin
-            .reconcile(Request { parent, children, related: Vec::new(), config, context }, none_related, limits)
+            .reconcile(Request { parent, children, config, context, ..Request::default() }, none_related, limits)
             .await
     }
 

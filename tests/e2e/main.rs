@@ -29,6 +29,7 @@ mod release;
 mod remote;
 mod restore;
 mod rollout;
+mod sandbox;
 mod seed;
 mod soak;
 mod swap;

@@ -4,7 +4,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use kube::api::{DynamicObject, PropagationPolicy};
@@ -35,9 +35,14 @@ struct Stage {
 
 impl Stage {
     async fn set() -> Self {
+        Self::set_with(postgres::Options::default()).await
+    }
+
+    /// The same with a database as it is told.
+    async fn set_with(options: postgres::Options) -> Self {
         let cluster = Cluster::start();
         cluster.kubectl(&["delete", "crec", "mirror", "myapp"]);
-        let database = Postgres::start(postgres::Options::default()).expect("PostgreSQL starts");
+        let database = Postgres::start(options).expect("PostgreSQL starts");
         database
             .sql(&format!(
                 "CREATE TABLE myapps (id text PRIMARY KEY, owner text NOT NULL);
@@ -51,8 +56,7 @@ impl Stage {
         let stage = Self { cluster, database, buckets, to_database, to_buckets };
         stage.let_in(PASSWORD, s3::SECRET_ACCESS_KEY);
         let grants = stage.cluster.control_plane.data_dir().join("grants.yaml");
-        std::fs::write(&grants, stage.grants(&format!("http://127.0.0.1:{}", stage.to_buckets.port)).to_string())
-            .expect("it can be written");
+        std::fs::write(&grants, stage.grants(&stage.buckets_url()).to_string()).expect("it can be written");
         stage.cluster.apply(&pilothouse(&[
             "manifests",
             &component("myapp").to_string_lossy(),
@@ -76,12 +80,31 @@ impl Stage {
         })
     }
 
+    /// Has the buckets be at this URL.
+    fn move_buckets(&self, url: &str) {
+        let patch = json!({"spec": {"grants": self.grants(url)}}).to_string();
+        self.cluster.kubectl(&["patch", "crec", "myapp", "--type=merge", "-p", &patch]);
+    }
+
+    /// Where the buckets are.
+    fn buckets_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.to_buckets.port)
+    }
+
     /// The Secrets, with these passwords.
     fn let_in(&self, database: &str, buckets: &str) {
-        let port = self.to_database.port;
-        let uri = format!("postgres://app:{database}@127.0.0.1:{port}/postgres?sslmode=disable");
+        self.let_in_at("127.0.0.1", database, buckets);
+    }
+
+    /// The same, with a database on this host.
+    fn let_in_at(&self, host: &str, database: &str, buckets: &str) {
+        let (port, authority) = (self.to_database.port, self.database.authority());
+        let mode = if authority.is_some() { "verify-full" } else { "disable" };
+        let uri = format!("postgres://app:{database}@{host}:{port}/postgres?sslmode={mode}");
+        let mut login = json!({"uri": uri});
+        authority.into_iter().for_each(|authority| login["ca.crt"] = authority.into());
         let secrets = [
-            ("myapp-database", json!({"uri": uri})),
+            ("myapp-database", login),
             ("myapp-buckets", json!({"accessKeyId": s3::ACCESS_KEY_ID, "secretAccessKey": buckets})),
         ];
         for (name, data) in secrets {
@@ -236,6 +259,162 @@ async fn c06_what_is_gone_already_is_success_and_c72_what_does_not_answer_is_wai
     host.terminate();
 }
 
+impl Stage {
+    /// While something fails: a MyApp that is to end waits for it, and one that is new; both say for what, the first since when, and it is
+    /// tried ever more rarely.
+    async fn waits(&self, ns: &Namespace<'_>, host: &Host, name: &str, kind: &str, why: &str) {
+        let (ends, comes) = (format!("{name}-ends"), format!("{name}-comes"));
+        ask_for(ns, &comes).await;
+        delete(&ns.my_apps(), &ends, PropagationPolicy::Background).await;
+        let ready = says(ns, &comes, kind, why).await;
+        assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("NotMade")), "{ready}");
+        let first = says(ns, &ends, "Synced", why).await;
+        assert_eq!(first["status"], "False");
+        let tries = || {
+            let (log, parent) = (host.log_text(), format!("\"parent\":\"{}/{ends}\"", ns.name));
+            log.lines().filter(|line| line.contains("reconcile failed") && line.contains(&parent)).count()
+        };
+        let before = tries();
+        eventually("it is tried again", async || (tries() >= before + 2).then_some(())).await;
+        // Half a second, one, two, four, and a little more each.
+        let begun = tries();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert!(tries() - begun <= 2, "{} tries in four seconds", tries() - begun);
+        let still = says(ns, &ends, "Synced", why).await;
+        assert_eq!(still["lastTransitionTime"], first["lastTransitionTime"], "since when it fails");
+        assert_eq!(our_finalizers(&get(&ns.my_apps(), &ends).await.expect("it waits")).len(), 1);
+    }
+
+    /// When it fails no more, both get there by themselves.
+    async fn heals(&self, ns: &Namespace<'_>, name: &str, kind: &str) {
+        let (ends, comes) = (format!("{name}-ends"), format!("{name}-comes"));
+        self.ends(ns, &ends).await;
+        until(&ns.my_apps(), &comes, "it is made", |app| holds(app, kind)).await;
+        delete(&ns.my_apps(), &comes, PropagationPolicy::Background).await;
+        self.ends(ns, &comes).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_outside_is_said_with_since_when_tried_ever_more_rarely_and_heals_by_itself() {
+    let mut stage = Stage::set_with(postgres::Options { tls: true }).await;
+    let ns = stage.cluster.namespace("outages").await;
+    let host = stage.cluster.run_host_with(&[], 1);
+    let (record, bucket) = ("RecordReady", "BucketReady");
+
+    for (name, answer, why) in [
+        ("throttled", "HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n", "by grant buckets: 429"),
+        (
+            "slowed",
+            "HTTP/1.1 503 Slow Down\r\nContent-Length: 36\r\n\r\n<Error><Code>SlowDown</Code></Error>",
+            "by grant buckets: 503 SlowDown",
+        ),
+        ("silent", "", "grant buckets: there was no answer within 2000 ms"),
+    ] {
+        stage.app(&ns, &format!("{name}-ends")).await;
+        stage.to_buckets.answer(Some(answer));
+        stage.waits(&ns, &host, name, bucket, why).await;
+        stage.to_buckets.answer(None);
+        stage.heals(&ns, name, bucket).await;
+    }
+
+    stage.app(&ns, "nameless-ends").await;
+    stage.move_buckets("http://buckets.invalid");
+    stage.waits(&ns, &host, "nameless", bucket, "buckets.invalid").await;
+    stage.move_buckets(&stage.buckets_url());
+    stage.heals(&ns, "nameless", bucket).await;
+
+    stage.app(&ns, "unnamed-ends").await;
+    stage.let_in_at("database.invalid", PASSWORD, s3::SECRET_ACCESS_KEY);
+    let why = "grant records has no connection: the name of the database is not known";
+    stage.waits(&ns, &host, "unnamed", record, why).await;
+    stage.let_in(PASSWORD, s3::SECRET_ACCESS_KEY);
+    stage.heals(&ns, "unnamed", record).await;
+
+    stage.app(&ns, "expired-ends").await;
+    for is_expired in [true, false] {
+        stage.database.certify(is_expired).expect("it can be certified");
+        stage.database.stop();
+        stage.database.start_again().expect("it comes back");
+        if is_expired {
+            let why = "no TLS with the database that could be verified: its certificate has expired";
+            stage.waits(&ns, &host, "expired", record, why).await;
+        }
+    }
+    stage.heals(&ns, "expired", record).await;
+    assert_eq!((stage.records(), stage.all_buckets()), (Vec::new(), Vec::new()));
+    assert!(!host.log_text().contains("panicked"));
+    host.terminate();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c07_what_was_never_made_is_no_reason_to_stay_and_c14_an_old_one_leaves_what_a_new_one_has() {
+    let stage = Stage::set().await;
+    let ns = stage.cluster.namespace("never").await;
+    stage.let_in("not-the-password", "not-the-secret-either");
+    let host = stage.cluster.run_host_with(&[], 1);
+    // The first thing that cleanup asks of S3, and nothing else does.
+    stage.to_buckets.set(Place { request: "GET /", answer: "" }, When::Before, || ());
+    let unmade = |bucket: &str| json!({"image": "nginx:1", "replicas": 0, "bucketName": bucket});
+
+    // Both have refused from the beginning, and so they are not asked to delete what they have never made.
+    ask_for(&ns, "never").await;
+    says(&ns, "never", "RecordReady", "refuses the connection").await;
+    says(&ns, "never", "BucketReady", "403").await;
+    ns.my_app("no-bucket", unmade("no-bucket")).await;
+    says(&ns, "no-bucket", "BucketReady", "403").await;
+    for name in ["never", "no-bucket"] {
+        assert!(get(&ns.deployments(), name).await.is_some(), "what is in the cluster is there");
+        let begun = Instant::now();
+        delete(&ns.my_apps(), name, PropagationPolicy::Background).await;
+        gone(&ns.my_apps(), name).await;
+        assert!(begun.elapsed() < Duration::from_secs(2), "{name}: {:?}", begun.elapsed());
+    }
+    assert!(stage.to_buckets.is_set(), "nothing was asked of S3");
+
+    // One that has something stays for it, and one beside it that has nothing still does not.
+    stage.let_in(PASSWORD, s3::SECRET_ACCESS_KEY);
+    stage.app(&ns, "made").await;
+    stage.let_in("not-the-password", "not-the-secret-either");
+    delete(&ns.my_apps(), "made", PropagationPolicy::Background).await;
+    says(&ns, "made", "Synced", "grant records").await;
+    ns.my_app("no-bucket", unmade("no-bucket")).await;
+    says(&ns, "no-bucket", "BucketReady", "403").await;
+    delete(&ns.my_apps(), "no-bucket", PropagationPolicy::Background).await;
+    gone(&ns.my_apps(), "no-bucket").await;
+    assert_eq!(our_finalizers(&get(&ns.my_apps(), "made").await.expect("it waits")).len(), 1);
+    stage.let_in(PASSWORD, s3::SECRET_ACCESS_KEY);
+    stage.ends(&ns, "made").await;
+    assert!(!stage.to_buckets.is_set(), "now it was");
+
+    // The cleanup of the old one waits for its bucket. Somebody loses patience, and makes it anew by the same names at once.
+    let old = stage.app(&ns, "again").await;
+    stage.to_buckets.answer(Some(""));
+    delete(&ns.my_apps(), "again", PropagationPolicy::Background).await;
+    says(&ns, "again", "RecordDeleted", "True").await;
+    says(&ns, "again", "Synced", "grant buckets").await;
+    edit(&ns.my_apps(), "again", json!({"metadata": {"finalizers": null}})).await;
+    stage.to_buckets.answer(None);
+    let new = stage.app(&ns, "again").await;
+    assert_ne!(old.metadata.uid, new.metadata.uid);
+    // Longer than until the next try of the old one.
+    ns.assert_quiet(Duration::from_secs(5)).await;
+    assert_eq!((stage.records(), stage.all_buckets()), (vec!["again".to_owned()], vec!["again".to_owned()]));
+    assert_eq!(our_finalizers(&get(&ns.my_apps(), "again").await.expect("it stays")).len(), 1);
+    delete(&ns.my_apps(), "again", PropagationPolicy::Background).await;
+    stage.ends(&ns, "again").await;
+    host.terminate();
+}
+
+/// Everything that was logged, counted, or written to the API server but to Secrets, while this host ran.
+pub(crate) async fn everything_told(cluster: &Cluster, host: &Host, parents: &str) -> String {
+    let kinds = format!("events,{parents},clusterreconcilers,configmaps,controllerrevisions");
+    let told = audit::requests(cluster.control_plane.audit_log());
+    let told = told.iter().filter(|request| request.resource != "secrets").map(|request| request.body.to_string());
+    let stored = cluster.kubectl(&["get", &kinds, "--all-namespaces", "--output=json"]);
+    host.log_text() + &host.metrics().await + &stored + &told.collect::<String>()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_are_never_seen_and_what_is_wrong_with_them_heals_without_a_restart() {
     let stage = Stage::set().await;
@@ -280,17 +459,7 @@ async fn credentials_are_never_seen_and_what_is_wrong_with_them_heals_without_a_
     let told = audit::requests(stage.cluster.control_plane.audit_log());
     assert!(told.iter().any(|it| it.resource == "events" && it.body["reason"] == "CleanupAbandoned"));
 
-    // Everything that was logged, told or counted: none of it holds a secret.
-    let mut seen = host.log_text() + &host.metrics().await;
-    seen += &stage.cluster.kubectl(&[
-        "get",
-        "events,myapps,clusterreconcilers,configmaps",
-        "--all-namespaces",
-        "--output=json",
-    ]);
-    for request in told.iter().filter(|request| request.resource != "secrets") {
-        seen += &request.body.to_string();
-    }
+    let seen = everything_told(&stage.cluster, &host, "myapps").await;
     for secret in [PASSWORD, second, "not-the-password", s3::SECRET_ACCESS_KEY, "not-the-secret-either"] {
         assert!(!seen.contains(secret), "{secret:?} was seen");
     }

@@ -1,9 +1,12 @@
 //! A wire that can be cut: between the host and a server outside of the cluster, it hands on what is sent, and at a place that is
-//! named once it has the host killed, before, during or after what the server does.
+//! named once it has the host killed, before, during or after what the server does. Or it answers instead of the server.
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -43,6 +46,8 @@ struct Trap {
 pub(crate) struct Tripwire {
     pub(crate) port: u16,
     trap: Arc<Mutex<Option<Trap>>>,
+    instead: Arc<Mutex<Option<&'static str>>>,
+    connections: Arc<AtomicUsize>,
     _accepts: AbortOnDropHandle<()>,
 }
 
@@ -52,18 +57,33 @@ impl Tripwire {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("there is a port");
         let port = listener.local_addr().expect("it has an address").port();
         let trap = Arc::<Mutex<Option<Trap>>>::default();
-        let set = trap.clone();
+        let instead = Arc::<Mutex<Option<&'static str>>>::default();
+        let connections = Arc::<AtomicUsize>::default();
+        let (set, said, count) = (trap.clone(), instead.clone(), connections.clone());
         let accepts = tokio::spawn(async move {
             while let Ok((host, _)) = listener.accept().await {
-                let trap = set.clone();
+                count.fetch_add(1, Ordering::SeqCst);
+                let (trap, instead) = (set.clone(), *lock(&said));
                 tokio::spawn(async move {
-                    if let Ok(server) = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], server))).await {
+                    if let Some(answer) = instead {
+                        say(host, answer).await;
+                    } else if let Ok(server) = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], server))).await {
                         hand_on(host, server, &trap).await;
                     }
                 });
             }
         });
-        Self { port, trap, _accepts: AbortOnDropHandle::new(accepts) }
+        Self { port, trap, instead, connections, _accepts: AbortOnDropHandle::new(accepts) }
+    }
+
+    /// Answers what comes on new connections with this, instead of the server; with nothing, it is silent. None: the server answers again.
+    pub(crate) fn answer(&self, instead: Option<&'static str>) {
+        *lock(&self.instead) = instead;
+    }
+
+    /// How often somebody has connected.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     /// Kills the host at this place, once.
@@ -74,6 +94,14 @@ impl Tripwire {
     /// Whether it waits to be reached.
     pub(crate) fn is_set(&self) -> bool {
         lock(&self.trap).is_some()
+    }
+}
+
+/// Answers the first that comes, and waits until the other side has had enough.
+async fn say(host: TcpStream, answer: &str) {
+    let (mut from_host, mut to_host) = host.into_split();
+    if read(&mut from_host).await.is_some() && to_host.write_all(answer.as_bytes()).await.is_ok() {
+        while read(&mut from_host).await.is_some() {}
     }
 }
 

@@ -49,6 +49,9 @@ pub struct Context {
     /// False only if it is certain that no answer was ever acted upon for this parent, so that nothing can be left to clean
     /// up.
     pub ever_applied: bool,
+    /// False only if it is certain that no call for this parent can have changed anything by [`http`](crate::http) or [`sql`](crate::sql),
+    /// so that nothing can be left outside of the cluster: each was refused, or never got there.
+    pub ever_reached: bool,
 }
 
 /// What the user wants to happen to the children of a deleted parent.
@@ -81,6 +84,7 @@ impl Context {
             },
             // Not told means not certain.
             ever_applied: context["everApplied"].as_bool().unwrap_or(true),
+            ever_reached: context["everReached"].as_bool().unwrap_or(true),
         }
     }
 }
@@ -197,6 +201,8 @@ mod tests {
     fn a_context_may_lack_keys_and_have_others() {
         let context = Context::new(r#"{"attempt":2,"deletion":{"propagation":"Orphan"},"new":[1]}"#);
         assert_eq!((context.attempt, context.propagation, context.ever_applied), (2, Some(Propagation::Orphan), true));
-        assert!(!Context::new(r#"{"everApplied":false}"#).ever_applied);
+        let context = Context::new(r#"{"everApplied":false}"#);
+        assert_eq!((context.ever_applied, context.ever_reached), (false, true));
+        assert!(!Context::new(r#"{"everReached":false}"#).ever_reached);
     }
 }

@@ -16,10 +16,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use super::{
-    kube::{self, Reader},
-    sql::Pools,
-};
+use super::{kube::Reader, sql::Pools};
 use crate::{
     crd::{Grants, SecretRef},
     metrics::Calls,
@@ -28,8 +25,6 @@ use crate::{
 
 /// How many different refusals of one reconciler are logged; the metric counts all.
 const LOGGED: usize = 100;
-/// The errors of the contract with which no byte was sent.
-const NOT_SENT: [&str; 3] = ["denied", "credentials", "dns"];
 
 /// See the module's documentation. The default reaches nothing.
 #[derive(Default)]
@@ -41,9 +36,18 @@ pub struct Access {
     calls: Arc<Calls>,
     means: Option<Means>,
     refused: Mutex<HashSet<String>>,
-    /// How often a capability was used that could change something outside, and how often certainly nothing came of it.
-    used: AtomicUsize,
-    in_vain: AtomicUsize,
+}
+
+/// Whether calls of a plugin may have changed something outside: how often they have used a capability that could, but for when certainly
+/// nothing came of it. What a call that was ended has begun counts.
+#[derive(Clone, Debug, Default)]
+pub struct Reached(Arc<AtomicUsize>);
+
+impl Reached {
+    /// Whether they may have.
+    pub fn anything(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
 }
 
 /// By what a host reaches something.
@@ -91,14 +95,6 @@ impl Access {
         self.reader.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the plugin may have changed something outside since this was made, for whatever parent. One whose call was ended in the midst
-    /// of it may have.
-    pub(crate) fn may_have_changed(&self) -> bool {
-        // In this order: what has begun meanwhile counts, and not what has ended.
-        let in_vain = self.in_vain.load(Ordering::SeqCst);
-        self.used.load(Ordering::SeqCst) > in_vain
-    }
-
     /// Where the calls of the plugin are counted.
     pub(crate) fn calls(&self) -> &Arc<Calls> {
         &self.calls
@@ -124,9 +120,6 @@ impl Access {
     /// A capability was used, and it came to this: `ok`, or the name of the error in the contract. A refusal is logged, each once.
     pub(super) fn note(&self, capability: &'static str, outcome: &'static str, refusal: Option<&str>) {
         self.calls.note_use(capability, outcome);
-        if capability != kube::KUBE && NOT_SENT.contains(&outcome) {
-            self.in_vain.fetch_add(1, Ordering::SeqCst);
-        }
         let Some(refusal) = refusal else { return };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() < LOGGED && refused.insert(format!("{capability} {refusal}")) {
@@ -138,6 +131,7 @@ impl Access {
 /// What one call may reach.
 pub(crate) struct Outside {
     access: Arc<Access>,
+    reached: Reached,
     is_preview: bool,
     /// The largest answer, in bytes.
     output: usize,
@@ -148,7 +142,12 @@ pub(crate) struct Outside {
 impl Outside {
     /// `output` is `limits.output` of the call.
     pub(crate) fn new(access: Arc<Access>, is_preview: bool, output: usize) -> Self {
-        Self { access, is_preview, output, touched: None, lacks: None }
+        Self { access, reached: Reached::default(), is_preview, output, touched: None, lacks: None }
+    }
+
+    /// The same, for a call that keeps in mind there what it may have changed.
+    pub(crate) fn keeping(self, reached: Reached) -> Self {
+        Self { reached, ..self }
     }
 
     /// The largest answer that the plugin takes, in bytes.
@@ -186,8 +185,13 @@ impl Outside {
             self.touched = Some(capability);
             return Err("this is a preview: nothing outside of the cluster is touched");
         }
-        self.access.used.fetch_add(1, Ordering::SeqCst);
+        self.reached.0.fetch_add(1, Ordering::SeqCst);
         Ok(&self.access)
+    }
+
+    /// Certainly nothing has come of what was [begun](Self::to_change): it was not sent, or was refused.
+    pub(super) fn note_vain(&mut self) {
+        self.reached.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -196,36 +200,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_refused_has_changed_nothing_and_what_was_cut_off_may_have() {
-        let access = Arc::new(Access::default());
-        let used = |outcome: Option<&'static str>| {
-            let mut outside = Outside::new(access.clone(), false, 0);
-            let access = outside.to_change("sql").expect("it is no preview").clone();
-            if let Some(outcome) = outcome {
-                access.note("sql", outcome, None);
-            }
-        };
-        for refused in ["denied", "credentials", "dns"] {
-            used(Some(refused));
+    fn what_came_to_nothing_has_changed_nothing_and_what_was_cut_off_may_have() {
+        let reached = Reached::default();
+        let mut outside = Outside::new(Arc::default(), false, 0).keeping(reached.clone());
+        for _ in 0..3 {
+            outside.to_change("sql").expect("it is no preview");
+            assert!(reached.anything(), "it is under way");
+            outside.note_vain();
         }
-        // A read changes nothing, however it ends.
-        access.note(kube::KUBE, "denied", None);
-        access.note(kube::KUBE, "ok", None);
-        assert!(!access.may_have_changed());
+        assert!(!reached.anything());
         // The call has ended before the answer was there.
-        used(None);
-        assert!(access.may_have_changed());
-        used(Some("denied"));
-        assert!(access.may_have_changed(), "for good");
+        outside.to_change("sql").expect("it is no preview");
+        drop(outside);
+        assert!(reached.anything());
+        let mut outside = Outside::new(Arc::default(), false, 0).keeping(reached.clone());
+        outside.to_change("sql").expect("it is no preview");
+        outside.note_vain();
+        assert!(reached.anything(), "for good");
     }
 
     #[test]
     fn a_preview_touches_nothing_and_it_is_kept_in_mind_that_it_tried() {
-        let access = Arc::new(Access::default());
-        let mut outside = Outside::new(access.clone(), true, 0);
+        let reached = Reached::default();
+        let mut outside = Outside::new(Arc::default(), true, 0).keeping(reached.clone());
         assert_eq!(outside.touched(), None);
         assert!(outside.to_change("http").is_err());
         assert_eq!(outside.touched(), Some("http"));
-        assert!(!access.may_have_changed());
+        assert!(!reached.anything());
     }
 }

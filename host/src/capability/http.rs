@@ -39,6 +39,9 @@ use crate::{
 /// Who we say that we are, if the plugin says nothing: some services refuse a request without it.
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("pilothouse/", env!("CARGO_PKG_VERSION")));
 
+/// Who is told one of these has changed nothing.
+const REFUSALS: [u16; 2] = [401, 403];
+
 impl Host for Outside {
     async fn send(&mut self, request: Request) -> Result<Response, Error> {
         let access = match self.to_change("http") {
@@ -55,6 +58,13 @@ impl Host for Outside {
         };
         if let Err(Failure::Auth(auth::Error::Secret(lack))) = &result {
             self.note_lack(lack);
+        }
+        let is_vain = match &result {
+            Ok(answer) => REFUSALS.contains(&answer.status),
+            Err(failure) => failure.is_unsent(),
+        };
+        if is_vain {
+            self.note_vain();
         }
         let result = result.map_err(|failure| failure.told(&grant));
         let (outcome, refusal) = match &result {
@@ -134,6 +144,15 @@ impl From<connection::Error> for Failure {
 }
 
 impl Failure {
+    /// Whether certainly nothing of the request was sent.
+    fn is_unsent(&self) -> bool {
+        match self {
+            Self::Connection(error) => !matches!(error, connection::Error::Http { .. }),
+            Self::Broken(_) | Self::Status(_) | Self::Slow(_) | Self::TooLarge(_) | Self::Host => false,
+            _ => true,
+        }
+    }
+
     /// As the plugin is told.
     fn told(&self, grant: &str) -> Error {
         // The name is the plugin's: any text, of any length.

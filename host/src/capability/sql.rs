@@ -85,8 +85,12 @@ where
 {
     let answer = match allowed {
         Ok(grant) => run(access, grant, work).await,
-        Err(why) => Err(Error::Denied(why)),
+        Err(why) => Err(Unanswered::Unsent(Error::Denied(why))),
     };
+    if matches!(answer, Err(Unanswered::Unsent(_))) {
+        outside.note_vain();
+    }
+    let answer = answer.map_err(|(Unanswered::Unsent(error) | Unanswered::Sent(error))| error);
     let refusal = match &answer {
         Err(Error::Denied(why)) => Some(format!("{:?}: {why}", name.chars().take(NAME).collect::<String>())),
         Err(Error::Credentials(why)) => {
@@ -99,11 +103,17 @@ where
     answer
 }
 
+/// Why there is no answer, and whether the statement may have been sent.
+enum Unanswered {
+    Unsent(Error),
+    Sent(Error),
+}
+
 async fn run<T, F>(
     access: &Arc<Access>,
     grant: SqlGrant,
     work: impl FnOnce(Taken) -> F + Send + 'static,
-) -> Result<T, Error>
+) -> Result<T, Unanswered>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, Failed>> + Send + 'static,
@@ -112,22 +122,25 @@ where
     let done = async move {
         let (Some(secrets), Some(pools)) = (reached.secrets(), reached.databases()) else { return Err(nowhere()) };
         let answer = async {
-            let pool = pools.of(&grant, secrets).await.map_err(|error| Error::Credentials(telemetry::chain(&error)))?;
+            let pool = pools.of(&grant, secrets).await;
+            let pool = pool.map_err(|error| Unanswered::Unsent(Error::Credentials(telemetry::chain(&error))))?;
             let taken = pool.take().await.map_err(|error| {
                 tracing::warn!(grant = grant.name, "no connection to a database: {}", telemetry::chain(&error));
-                Error::Connection(error.told())
+                Unanswered::Unsent(Error::Connection(error.told()))
             })?;
-            work(taken).await.map_err(|error| told(error, &grant))
+            work(taken).await.map_err(|error| Unanswered::Sent(told(error, &grant)))
         };
         let limit = grant.timeout.0;
-        let late = |_| Error::Timeout(format!("no answer within {limit:?}, waiting for a connection included"));
+        let late = |_| {
+            Unanswered::Sent(Error::Timeout(format!("no answer within {limit:?}, waiting for a connection included")))
+        };
         tokio::time::timeout(limit, answer).await.map_err(late)?
     };
     access.on_host(done).await.unwrap_or_else(|| Err(nowhere()))
 }
 
-fn nowhere() -> Error {
-    Error::Denied("no database can be reached from here".to_owned())
+fn nowhere() -> Unanswered {
+    Unanswered::Unsent(Error::Denied("no database can be reached from here".to_owned()))
 }
 
 /// What the plugin is told.

@@ -158,7 +158,7 @@ async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError>
 
 pub(super) fn request() -> Request {
     let empty = || "{}".to_owned();
-    Request { parent: empty(), children: Vec::new(), related: Vec::new(), config: empty(), context: empty() }
+    Request { parent: empty(), config: empty(), context: empty(), ..Request::default() }
 }
 
 async fn ask(engine: &Arc<Engine>, guest: Guest) -> Result<Result<Answer, Failure>, CallError> {

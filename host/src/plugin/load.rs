@@ -6,7 +6,8 @@ use sha2::{Digest as _, Sha256};
 use tracing::Instrument as _;
 
 use super::{
-    Access, Call, CallError, CallLimits, Description, Engine, Guest, Plugin, Surface, compile, contract, describe,
+    Access, Call, CallError, CallLimits, Description, Engine, Guest, Plugin, Reached, Surface, compile, contract,
+    describe,
 };
 use crate::{capability, identity, metrics::Function};
 
@@ -96,7 +97,8 @@ impl Plugin {
         let guest =
             Guest { engine: engine.clone(), component, turns: Engine::turns(), log_rate: Arc::default(), access };
         let asked = contract.clone();
-        let call = Call { function: Function::Describe, is_preview: false, limits, context: String::new() };
+        let (context, reached) = (String::new(), Reached::default());
+        let call = Call { function: Function::Describe, is_preview: false, limits, context, reached };
         let entered = guest.clone();
         let described = async move { entered.call(call, |store, instance| asked.describe(store, instance)).await };
         let (answer, usage) =

@@ -42,9 +42,9 @@ impl<'a> Question<'a> {
         let request = Request {
             parent: self.observed.parent.json().to_owned(),
             children: self.observed.children.iter().map(|(_, child)| child.json().to_owned()).collect(),
-            related: Vec::new(),
             config: revision.config.clone(),
             context: context.to_string(),
+            ..Request::default()
         };
         let related = self.context.related.glance(revision);
         let answer = revision.plugin.preview(request, related, settings.limits.of_a_call()).await?;

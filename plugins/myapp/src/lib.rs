@@ -133,7 +133,7 @@ impl Finalize for MyApp {
     /// The host may have ended after any line of this, in which case all of it is done again: what is gone already is success.
     fn finalize(request: &Request<Self>) -> Result<Finalization<Status>, Failure> {
         let Parent { metadata, spec } = &request.parent;
-        if !request.context.ever_applied {
+        if !request.context.ever_reached {
             return Ok(Finalization::finished());
         }
         let mut done = Vec::new();

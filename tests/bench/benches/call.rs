@@ -152,9 +152,9 @@ fn request(parent: &Value, child: &Value) -> Request {
     Request {
         parent: parent.to_string(),
         children: vec![child.to_string()],
-        related: Vec::new(),
         config: "{}".to_owned(),
         context: context(),
+        ..Request::default()
     }
 }
 

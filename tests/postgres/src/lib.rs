@@ -26,6 +26,8 @@ use std::{
 
 use tempfile::TempDir;
 
+use self::certificates::Authority;
+
 /// The role that may do everything; it comes in by a socket in the file system alone.
 const SUPERUSER: &str = "postgres";
 
@@ -64,7 +66,8 @@ pub struct Postgres {
     /// Who it runs as: it refuses to as root.
     owner: Option<(u32, u32)>,
     options: Options,
-    authority: Option<String>,
+    /// If it speaks TLS.
+    authority: Option<Authority>,
     port: u16,
     /// A shell between us, whose child the server is.
     process: Option<Child>,
@@ -111,7 +114,7 @@ impl Postgres {
     /// The certificate of the authority that its own is from, as PEM, if it speaks TLS.
     #[must_use]
     pub fn authority(&self) -> Option<&str> {
-        self.authority.as_deref()
+        self.authority.as_ref().map(|authority| authority.pem.as_str())
     }
 
     /// Runs statements as the superuser, and returns the values that they give: a line for each row, columns parted by `|`.
@@ -196,6 +199,18 @@ impl Postgres {
         Ok(processes::go_on(shell)?)
     }
 
+    /// Gives it another certificate of its authority, if it speaks TLS: one whose time is over, if it should be. It shows that from its next
+    /// start on.
+    ///
+    /// # Errors
+    /// If the files cannot be written.
+    pub fn certify(&self, is_expired: bool) -> Result<(), Error> {
+        let Some(authority) = &self.authority else { return Ok(()) };
+        let made = authority.certify(is_expired)?;
+        self.write("data/server.crt", &made.certificate)?;
+        self.write("data/server.key", &made.key)
+    }
+
     /// What it is to be, beside what it is by itself.
     fn configure(&mut self) -> Result<(), Error> {
         let kind = if self.options.tls { "hostssl" } else { "host" };
@@ -203,10 +218,8 @@ impl Postgres {
         self.write("data/pg_hba.conf", &who)?;
         let mut settings = "timezone = UTC\nfsync = off\nfull_page_writes = off\n".to_owned();
         if self.options.tls {
-            let certificates = certificates::make()?;
-            self.write("data/server.crt", &certificates.server)?;
-            self.write("data/server.key", &certificates.key)?;
-            self.authority = Some(certificates.authority);
+            self.authority = Some(Authority::new()?);
+            self.certify(false)?;
             settings += "ssl = on\n";
         }
         self.write("data/postgresql.auto.conf", &settings)

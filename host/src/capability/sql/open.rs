@@ -16,7 +16,7 @@ use postgres_protocol::{
     },
 };
 use rustls::{
-    ClientConfig, RootCertStore,
+    CertificateError, ClientConfig, RootCertStore,
     pki_types::{CertificateDer, ServerName, pem, pem::PemObject as _},
 };
 use tokio::{
@@ -94,7 +94,7 @@ impl Error {
             Self::Name { .. } => "the name of the database is not known".to_owned(),
             Self::Connect { .. } => "nothing listens where the database should be".to_owned(),
             Self::NoTls { .. } => "the database speaks no TLS".to_owned(),
-            Self::Tls { .. } => "no TLS with the database that could be verified".to_owned(),
+            Self::Tls { source, .. } => format!("no TLS with the database that could be verified{}", why(source)),
             Self::Slow { .. } => format!("no connection to the database within {} s", CONNECT.as_secs()),
             Self::Refused { code, .. } => format!("the database refuses the connection (SQLSTATE {code})"),
             Self::NoPassword { .. } => "the database asks for a password, and the Secret has none".to_owned(),
@@ -102,6 +102,19 @@ impl Error {
             Self::Exchange { .. } => "the connection to the database was lost while it came about".to_owned(),
             Self::Untrusted { .. } => "the database does not prove that it knows the password".to_owned(),
         }
+    }
+}
+
+/// What is wrong with the certificate, where that is for somebody else to mend than the author of the plugin. Names are left out.
+fn why(failed: &io::Error) -> &'static str {
+    match failed.get_ref().and_then(|source| source.downcast_ref()) {
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        )) => ": its certificate has expired",
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            ": its certificate is of no authority that is trusted (ca.crt)"
+        }
+        _ => "",
     }
 }
 

@@ -72,7 +72,7 @@ async fn load(engine: &Arc<Engine>, bytes: Vec<u8>) -> Result<Plugin, LoadError>
 fn request(parent: &str) -> Request {
     let empty = || "{}".to_owned();
     let parent = parent.to_owned();
-    Request { parent, children: Vec::new(), related: Vec::new(), config: empty(), context: empty() }
+    Request { parent, config: empty(), context: empty(), ..Request::default() }
 }
 
 #[test]

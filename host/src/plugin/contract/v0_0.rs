@@ -89,7 +89,7 @@ impl log::Host for LogContext {
 
 impl From<Request> for types::Request {
     fn from(request: Request) -> Self {
-        let Request { parent, children, related: _, config: _, context } = request;
+        let Request { parent, children, related: _, config: _, context, reached: _ } = request;
         Self { parent, children, context }
     }
 }

@@ -122,7 +122,7 @@ impl Contract for Exports {
 
 impl From<Request> for types::Request {
     fn from(request: Request) -> Self {
-        let Request { parent, children, related, config, context } = request;
+        let Request { parent, children, related, config, context, reached: _ } = request;
         Self { parent, children, related, config, context }
     }
 }

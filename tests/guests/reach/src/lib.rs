@@ -1,11 +1,13 @@
 //! Reach: a plugin for the kind `Reach` that looks at what its parent's `spec` tells it to, by relations and by capabilities, and shows in
 //! its status what it has seen. Built with the SDK alone, as authors do.
 //!
-//! Each way to look is a list in the spec, and a list of what came of it in the status: `relate` → `seen`, `kube` → `kube`. What came of a
-//! read is what was found, or `error`.
+//! Each way to look is a list in the spec, and a list of what came of it in the status: `relate` → `seen`, `kube` → `kube`, `http` → `http`,
+//! `sql` → `sql`, `scan` → `memory`. What came of a read is what was found, or `error`.
+
+mod memory;
 
 use pilothouse_sdk::prelude::*;
-use pilothouse_sdk::{Object, Value};
+use pilothouse_sdk::{Object, Value, http};
 use serde::{Deserialize, Serialize};
 
 struct Reach;
@@ -17,6 +19,16 @@ struct Spec {
     relate: Vec<Selects>,
     /// What to read.
     kube: Vec<Read>,
+    /// What to ask for by HTTP.
+    http: Vec<Ask>,
+    /// What to ask databases.
+    sql: Vec<Statement>,
+    /// Whether there has to be an answer to each of these.
+    insist: bool,
+    /// What to leave in memory before all that, as `memory` reads it.
+    leave: Option<String>,
+    /// What to look for in memory afterwards, likewise.
+    scan: Vec<String>,
     /// The children.
     children: Vec<Value>,
     /// One more child, a ConfigMap of this name that holds the status.
@@ -54,12 +66,39 @@ struct One {
     name: String,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Ask {
+    grant: String,
+    #[serde(default)]
+    method: Option<String>,
+    target: String,
+    #[serde(default)]
+    headers: Vec<(String, String)>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Statement {
+    grant: String,
+    text: String,
+    /// For one that is executed, and not queried.
+    #[serde(default)]
+    execute: bool,
+}
+
 #[derive(Serialize)]
 struct Status {
     /// The related objects, each as `shown`.
     seen: Vec<String>,
     /// What came of each read.
     kube: Vec<Value>,
+    /// The status of each answer.
+    http: Vec<Value>,
+    /// How many rows each statement gave, or affected.
+    sql: Vec<Value>,
+    /// In how many places of the memory each text was.
+    memory: Vec<usize>,
 }
 
 impl Plugin for Reach {
@@ -78,7 +117,7 @@ impl Plugin for Reach {
     fn reconcile(request: &Request<Self>) -> Result<Desired<Status>, Failure> {
         log::info!("asked");
         let Spec { children, copy, .. } = &request.parent.spec;
-        let status = look(request);
+        let status = look(request)?;
         let copy = copy.iter().map(|name| {
             json!({
                 "apiVersion": "v1",
@@ -104,16 +143,45 @@ impl Finalize for Reach {
         if request.parent.spec.wait_for.as_ref().is_none_or(is_there) {
             return Ok(Finalization::finished());
         }
-        Ok(Finalization::waiting(std::time::Duration::from_secs(3600)).status(look(request)))
+        Ok(Finalization::waiting(std::time::Duration::from_secs(3600)).status(look(request)?))
     }
 }
 
 pilothouse_sdk::export_plugin!(Reach, finalizer, relations);
 
-fn look(request: &Request<Reach>) -> Status {
-    Status {
+fn look(request: &Request<Reach>) -> Result<Status, Failure> {
+    let Spec { kube, http, sql, insist, leave, scan, .. } = &request.parent.spec;
+    leave.iter().try_for_each(|text| memory::leave(text))?;
+    // Kept until the memory was looked at.
+    let answers: Vec<_> = http.iter().map(ask).collect();
+    let results: Vec<_> = sql.iter().map(run).collect();
+    if *insist {
+        answers.iter().try_for_each(|answer| answer.as_ref().map(drop).map_err(Clone::clone))?;
+        results.iter().try_for_each(|result| result.as_ref().map(drop).map_err(Clone::clone))?;
+    }
+    Ok(Status {
         seen: request.related().iter().map(|object| shown(&value(object))).collect(),
-        kube: request.parent.spec.kube.iter().map(read).collect(),
+        kube: kube.iter().map(read).collect(),
+        http: answers.iter().map(|answer| told(answer.as_ref().map(|answer| answer.status))).collect(),
+        sql: results.iter().map(|result| told(result.as_ref())).collect(),
+        memory: memory::count(scan)?,
+    })
+}
+
+fn ask(Ask { grant, method, target, headers }: &Ask) -> Result<http::Response, http::Error> {
+    let request = http::Request::new(method.as_deref().unwrap_or("GET"), grant, target);
+    headers.iter().fold(request, |request, (name, value)| request.header(name, value)).send()
+}
+
+fn run(Statement { grant, text, execute }: &Statement) -> Result<u64, sql::Error> {
+    if *execute { sql::execute(grant, text, &[]) } else { sql::query(grant, text, &[]).map(|rows| rows.len() as u64) }
+}
+
+/// What came of it; an error by its name in the contract.
+fn told(result: Result<impl Serialize, &impl std::fmt::Debug>) -> Value {
+    match result {
+        Ok(value) => json!(value),
+        Err(error) => json!({ "error": format!("{error:?}") }),
     }
 }
 
