@@ -17,7 +17,7 @@ pub struct Claims {
 }
 
 /// One reconciler's claim on the parents that it selects.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// The reconciler.
     pub reconciler: ObjectKey,
@@ -82,6 +82,16 @@ impl Claims {
         older.find(|claim| claim.selector.matches(&labels)).map(|claim| claim.reconciler.clone())
     }
 
+    /// The claims that go before that of `reconciler`, as far as they agree on a parent: while they stay the same, no parent of it moves.
+    pub fn rivals(&self, reconciler: &ObjectKey) -> Vec<Claim> {
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(mine) = claims.iter().find(|claim| claim.reconciler == *reconciler) else { return Vec::new() };
+        let mut rivals: Vec<_> =
+            claims.iter().filter(|claim| claim.kind == mine.kind && claim.precedes(mine)).cloned().collect();
+        rivals.sort_by(|one, other| one.reconciler.cmp(&other.reconciler));
+        rivals
+    }
+
     /// Tells when a claim was added, changed or taken back.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
@@ -138,6 +148,27 @@ mod tests {
         assert_eq!(rival(&claims, "young", "blue"), None);
         claims.set(claim("n/young", "2026-01-02T00:00:00Z", None));
         assert_eq!(rival(&claims, "young", "blue").as_deref(), Some("n/young"));
+    }
+
+    #[test]
+    fn only_older_claims_on_the_same_kind_move_a_parent() {
+        let claims = Claims::default();
+        claims.set(claim("mine", "2026-01-02T00:00:00Z", None));
+        claims.set(claim("younger", "2026-01-03T00:00:00Z", None));
+        claims.set(Claim { kind: "Other.t.example".to_owned(), ..claim("other", "2026-01-01T00:00:00Z", None) });
+        assert_eq!(claims.rivals(&key("mine")), []);
+        let (one, two) = (claim("one", "2026-01-01T00:00:00Z", None), claim("two", "2026-01-01T00:00:00Z", None));
+        claims.set(two.clone());
+        claims.set(one.clone());
+        assert_eq!(claims.rivals(&key("mine")), [one.clone(), two.clone()]);
+        claims.set(one.clone());
+        assert_eq!(claims.rivals(&key("mine")), [one, two.clone()], "the order in which they came decides nothing");
+        let narrower = claim("one", "2026-01-01T00:00:00Z", Some("blue"));
+        claims.set(narrower.clone());
+        assert_eq!(claims.rivals(&key("mine")), [narrower, two.clone()]);
+        claims.remove(&key("one"));
+        assert_eq!(claims.rivals(&key("mine")), [two]);
+        assert_eq!(claims.rivals(&key("nobody")), []);
     }
 
     #[test]

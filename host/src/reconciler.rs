@@ -199,6 +199,8 @@ pub struct Reconciler {
     determinism: Option<Determinism>,
     /// What the rollout was last seen to wait for.
     waits_for: Option<Wait>,
+    /// The claims that went before ours when it was last looked.
+    rivals: Vec<Claim>,
 }
 
 /// A revision that serves.
@@ -276,6 +278,7 @@ impl Reconciler {
             previewed: None,
             determinism: None,
             waits_for: None,
+            rivals: Vec::new(),
         }
     }
 
@@ -337,9 +340,16 @@ impl Reconciler {
                         break;
                     }
                     () = &mut retry => break,
+                    Ok(()) = claims.changed() => {
+                        let now = self.supervisor.claims.rivals(&self.declared.key);
+                        let before = std::mem::replace(&mut self.rivals, now);
+                        if let Some(serving) = self.serving.as_ref().filter(|_| before != self.rivals) {
+                            serving.controller.resync();
+                        }
+                    }
                     // What went wrong for want of a Secret may go well now.
-                    changed = async { tokio::select! { it = claims.changed() => it, it = secrets.changed() => it } } => {
-                        if let (Ok(()), Some(serving)) = (changed, &self.serving) {
+                    Ok(()) = secrets.changed() => {
+                        if let Some(serving) = &self.serving {
                             serving.controller.resync();
                         }
                     }
@@ -743,6 +753,7 @@ impl Reconciler {
             kind: context.parent_kind.group_kind(),
             selector: context.selector.clone(),
         });
+        self.rivals = self.supervisor.claims.rivals(&self.declared.key);
         self.metrics.serve(&controller);
         self.access.read_as(Some(context.related.reader()));
         let stop = CancellationToken::new();
