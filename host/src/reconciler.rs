@@ -298,6 +298,9 @@ impl Reconciler {
             if kinds_changed {
                 kinds_changed = !self.follow_kinds(&mut specs, &stop).await;
             }
+            // Before it is told how things are: what changes meanwhile is told, too.
+            let (mut watching, mut rival) = self.signals();
+            let mut counts = self.counts();
             self.publish().await;
             let retry = self.problem.as_ref().filter(|problem| !problem.is_held()).map(|_| wait);
             let waits = self.problem.as_ref().is_none_or(Error::is_wait);
@@ -308,8 +311,6 @@ impl Reconciler {
                     None => std::future::pending().await,
                 }
             });
-            let (mut watching, mut rival) = self.signals();
-            let mut counts = self.counts();
             let mut steps = tokio::time::interval(STEPS);
             // Until something says that there may be another revision to bring up.
             loop {
