@@ -383,9 +383,10 @@ async fn memory_of_a_plugin_holds_no_credential_and_nothing_of_the_one_that_had_
         assert_eq!(found[..8], [0; 8], "something of another plugin is in the memory of this one");
         assert!(found[8] > 0, "its own name is there: {found:?}");
     }
-    // Each has looked through six megabytes, and if half of them had been given new memory, it would show.
+    // Each has looked through six megabytes, four of which a place keeps. Were all places new ones, it would show: some may be, since
+    // others are at work while the first ones end.
     let more = writable(&host).saturating_sub(before);
-    assert!(more < SECOND * 3, "the host has {more} MiB more, after {before}: the memory was not that of the first");
+    assert!(more < SECOND * 5, "the host has {more} MiB more, after {before}: the memory was not that of the first");
 
     // A server that sends back what it is sent tells the plugin what it should not know, as the documentation says. The search finds that.
     reach(&ns, "first", "echo", &json!({"http": [ask("bearer", "/echo")], "scan": needles("echo")})).await;
