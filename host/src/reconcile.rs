@@ -544,7 +544,8 @@ impl<'a> Turn<'a> {
         }
         if applied.changed && self.run.wake != Wake::Child {
             // The next turn may have other Events to tell.
-            self.publish_events(&parent, &desired.report).await;
+            let (context, events) = (self.context, &desired.report.events);
+            context.events.publish_plugin(&parent, &context.parent_kind, events, &mut self.memory.events).await;
             return Ok(Break(Next::Again));
         }
         let published = self.publish(&parent, &Ok(()), Some(&told)).await;

@@ -100,8 +100,10 @@ impl Page {
     }
 
     /// All samples of that beginning, together.
-    fn sum(&self, beginning: &str) -> f64 {
-        self.samples().filter(|(sample, _)| sample.starts_with(beginning)).map(|(_, value)| value).sum()
+    pub(crate) fn sum(&self, beginning: &str) -> f64 {
+        let of_it = self.samples().filter(|(sample, _)| sample.starts_with(beginning));
+        // Of none it is 0, and not the -0 of the library.
+        of_it.fold(0.0, |sum, (_, value)| sum + value)
     }
 }
 

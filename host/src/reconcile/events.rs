@@ -93,7 +93,7 @@ impl Events {
         last.extend_from_slice(events);
     }
 
-    /// Something was done because a user asked for it.
+    /// Something was done that no condition tells: a user asked for it, or there is no parent any more that has conditions.
     pub(crate) async fn publish_handled(&self, parent: &Object, kind: &Kind, reason: &str, note: &str) {
         self.publish(parent, kind, EventType::Normal, reason, note).await;
     }

@@ -87,12 +87,6 @@ impl Turn<'_> {
         next_unless_untold(error.next(parent.is_deleting()), published)
     }
 
-    /// The Events of the plugin.
-    pub(super) async fn publish_events(&mut self, parent: &Object, report: &Report) {
-        let context = self.context;
-        context.events.publish_plugin(parent, &context.parent_kind, &report.events, &mut self.memory.events).await;
-    }
-
     /// Status and Events; whether the status says now what it should. Its failure is told in the log only.
     pub(super) async fn publish(
         &mut self,
