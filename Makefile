@@ -25,8 +25,8 @@ demo: build plugins postgres s3 $(if $(USE_CLUSTER),,control-plane registry-serv
 test: build plugins guests control-plane registry postgres s3 ## Format, lint, and run all tests; what CI runs
 	@tests/test.sh
 
-soak: build plugins control-plane ## Minutes under fire: requests fail, calls trap, parents come and go, plugins are replaced
-	@cargo test --locked --workspace --lib -- --ignored --nocapture
+soak: build plugins control-plane ## Minutes under fire: requests fail, calls trap, parents come and go, plugins are replaced; and times compared
+	@cargo test --locked --workspace --lib -- --ignored --nocapture --test-threads=1
 	@cargo test --locked --workspace --test e2e -- --ignored --nocapture --test-threads=1
 
 lint: ## Check dependencies: licences, advisories, duplicates (needs cargo-deny)

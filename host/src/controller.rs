@@ -330,14 +330,17 @@ impl Controller {
         match watched {
             Watched::Parents => {
                 change.after.iter().for_each(|parent| self.context.show(parent));
-                let after = change.after.as_deref();
-                match after.map(ParentKey::of) {
-                    Some(key) if !is_news => self.queue.wake(&key, Wake::Resync),
-                    Some(key) => self.queue.changed(&key, after.map(Object::resource_version).unwrap_or_default()),
-                    None => {}
+                let (before, after) = (change.before.as_deref(), change.after.as_deref());
+                let is_same = before.map(Object::uid) == after.map(Object::uid);
+                if let Some(after) = after {
+                    let key = ParentKey::of(after);
+                    match (is_news, is_same) {
+                        (false, _) => self.queue.wake(&key, Wake::Resync),
+                        (true, false) => self.queue.wake(&key, Wake::Created),
+                        (true, true) => self.queue.changed(&key, after.resource_version()),
+                    }
                 }
-                let is_gone = |before: &&Object| after.is_none_or(|after| after.uid() != before.uid());
-                if let Some(gone) = change.before.as_deref().filter(is_gone) {
+                if let Some(gone) = before.filter(|_| !is_same) {
                     self.queue.wake(&ParentKey::of(gone), Wake::Parent);
                 }
             }

@@ -39,6 +39,8 @@ pub const RESYNC: Duration = Duration::from_hours(10);
 pub enum Wake {
     /// Its own change, a user's most of the time, and maybe the remedy: run now, whatever it waits for.
     Parent,
+    /// It is new: run now. Behind edits, which are few where new parents come by the thousand, and mend what is in use already.
+    Created,
     /// A change of a child, by us or by others, or of what its relations select: run now, or not so soon if it fails or does so all the time.
     Child,
     /// A time that was set has come: after a failure, or as the plugin asked.
@@ -49,12 +51,13 @@ pub enum Wake {
 
 impl Wake {
     /// All of them, in order.
-    pub const ALL: [Self; 4] = [Self::Parent, Self::Child, Self::Timer, Self::Resync];
+    pub const ALL: [Self; 5] = [Self::Parent, Self::Created, Self::Child, Self::Timer, Self::Resync];
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Parent => "parent",
+            Self::Created => "created",
             Self::Child => "child",
             Self::Timer => "timer",
             Self::Resync => "resync",
@@ -610,19 +613,26 @@ mod tests {
             clock.wake(key, wake);
             clock.pass(Duration::from_secs(1));
         }
+        clock.wake("new", Wake::Created);
         // One that waits already and is edited moves up, and keeps its place in time.
         clock.wake("edited", Wake::Resync);
         clock.wake("edited", Wake::Parent);
-        assert_eq!(clock.schedule.figures(clock.now).due, [2, 2, 1, 1]);
+        assert_eq!(clock.schedule.figures(clock.now).due, [2, 1, 2, 1, 1]);
         let order: Vec<_> = std::iter::from_fn(|| clock.due()).map(|run| run.key).collect();
-        assert_eq!(order, ["later", "edited", "first", "second", "failed", "resync"]);
+        assert_eq!(order, ["later", "edited", "new", "first", "second", "failed", "resync"]);
     }
 
     #[test]
-    fn c45_an_edit_overtakes_a_thousand_parents_that_are_resynced() {
+    fn c45_an_edit_overtakes_a_thousand_parents_that_are_new_or_resynced() {
+        for wake in [Wake::Created, Wake::Resync] {
+            an_edit_overtakes_a_thousand(wake);
+        }
+    }
+
+    fn an_edit_overtakes_a_thousand(wake: Wake) {
         let mut clock = Clock::new();
         let names: Vec<&'static str> = (0..1000).map(|number| &*number.to_string().leak()).collect();
-        names.iter().for_each(|name| clock.wake(name, Wake::Resync));
+        names.iter().for_each(|name| clock.wake(name, wake));
         for name in &names[..20] {
             let run = clock.due().unwrap();
             assert_eq!(run.key, *name);
@@ -632,13 +642,19 @@ mod tests {
         clock.wake(names[900], Wake::Parent);
         let run = clock.due().unwrap();
         assert_eq!(run.key, names[900]);
-        // What it has changed is looked at before the resync goes on.
+        // What it has changed is looked at before the resync goes on; others that are new wait for their first look.
         clock.done(run, Next::Again);
-        let run = clock.due().unwrap();
-        assert_eq!(run.key, names[900]);
-        clock.done(run, Next::OnChange);
-        let rest = std::iter::from_fn(|| clock.due()).count();
-        assert_eq!(rest, 979, "each of the others has its turn, once");
+        if wake > Wake::Child {
+            let run = clock.due().unwrap();
+            assert_eq!(run.key, names[900]);
+            clock.done(run, Next::OnChange);
+        }
+        let rest: Vec<_> = std::iter::from_fn(|| clock.due()).map(|run| run.key).collect();
+        assert_eq!(
+            rest.iter().filter(|name| **name != names[900]).count(),
+            979,
+            "each of the others has its turn, once"
+        );
     }
 
     #[test]
@@ -777,21 +793,21 @@ mod tests {
         clock.wake("a", Wake::Parent);
         clock.wake("a", Wake::Child);
         clock.wake("b", Wake::Parent);
-        assert_eq!(figures(&clock), Figures { due: [2, 0, 0, 0], adds: 2, ..Figures::default() });
+        assert_eq!(figures(&clock), Figures { due: [2, 0, 0, 0, 0], adds: 2, ..Figures::default() });
         clock.pass(Duration::from_secs(2));
         let a = clock.due().unwrap();
         assert_eq!(a.waited, Duration::from_secs(2));
         clock.pass(Duration::from_secs(1));
         assert_eq!(
             figures(&clock),
-            Figures { due: [1, 0, 0, 0], running: vec![Duration::from_secs(1)], adds: 2, ..Figures::default() }
+            Figures { due: [1, 0, 0, 0, 0], running: vec![Duration::from_secs(1)], adds: 2, ..Figures::default() }
         );
         clock.done(a, Next::Failed(Some(Duration::from_secs(5))));
         let b = clock.due().unwrap();
         clock.done(b, Next::OnChange);
         assert_eq!(figures(&clock), Figures { adds: 2, retries: 1, ..Figures::default() });
         clock.pass(Duration::from_secs(7));
-        assert_eq!(figures(&clock), Figures { due: [0, 0, 1, 0], adds: 3, retries: 1, ..Figures::default() });
+        assert_eq!(figures(&clock), Figures { due: [0, 0, 0, 1, 0], adds: 3, retries: 1, ..Figures::default() });
         assert_eq!(clock.due().unwrap().waited, Duration::from_secs(2));
         assert_eq!(figures(&clock).adds, 3);
     }

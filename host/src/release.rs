@@ -167,6 +167,7 @@ pub async fn release(options: &Options) -> Result<bool, Error> {
             Err(error) => released.error = Some(telemetry::chain(&error)),
         }
     }
+    events.flush().await;
     match options.output {
         output::Format::Text => io::stdout().write_all(report.outcome().as_bytes())?,
         output::Format::Json => output::json(&report)?,

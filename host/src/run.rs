@@ -36,6 +36,9 @@ use crate::{
     telemetry,
 };
 
+/// How long the Events that wait to be published keep a host from its end, on top of `--graceful-shutdown-timeout`.
+const LAST_EVENTS: Duration = Duration::from_secs(3);
+
 /// How to run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
@@ -196,7 +199,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         server,
         client,
         engine,
-        events,
+        events: events.clone(),
         metrics,
         claims: Arc::default(),
         tenants: Arc::new(tenants.unwrap_or_default()),
@@ -235,6 +238,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             std::process::exit(1);
         }
     };
+    // An error means that the API server is too slow for a courtesy.
+    drop(tokio::time::timeout(LAST_EVENTS, events.flush()).await);
     // While something may still run, nobody else is to begin: the Lease ends by itself.
     if let Some(election) = election.filter(|_| in_order) {
         election.release().await;

@@ -19,7 +19,8 @@ use crate::{
 pub struct SignOptions {
     #[command(flatten)]
     what: What,
-    /// The private key: ECDSA on P-256, as PKCS #8 in PEM, not encrypted.
+    /// The private key: ECDSA on P-256, as PKCS #8 in PEM, or as cosign encrypts it, with its password in the environment variable
+    /// COSIGN_PASSWORD.
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
 }
@@ -60,9 +61,9 @@ struct Signed {
 /// # Errors
 /// If the key is none, the plugin is not there, or the registry does not take the signature.
 pub async fn sign(options: &SignOptions) -> anyhow::Result<()> {
-    let pem = read(&options.key)?;
-    let key =
-        PrivateKey::read(&pem).with_context(|| format!("{} is no private key that can sign", options.key.display()))?;
+    let (pem, password) = (read(&options.key)?, std::env::var("COSIGN_PASSWORD").ok());
+    let key = PrivateKey::read(&pem, password.as_deref());
+    let key = key.with_context(|| format!("{} is no private key that can sign", options.key.display()))?;
     let (registries, credentials, digest) = options.what.resolve().await?;
     signature::sign(&registries, options.what.reference.repository(), &digest, &key, &credentials).await?;
     options.what.tell(digest)

@@ -4,7 +4,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kube::api::{DynamicObject, PropagationPolicy};
@@ -365,10 +365,8 @@ async fn c07_what_was_never_made_is_no_reason_to_stay_and_c14_an_old_one_leaves_
     says(&ns, "no-bucket", "BucketReady", "403").await;
     for name in ["never", "no-bucket"] {
         assert!(get(&ns.deployments(), name).await.is_some(), "what is in the cluster is there");
-        let begun = Instant::now();
         delete(&ns.my_apps(), name, PropagationPolicy::Background).await;
         gone(&ns.my_apps(), name).await;
-        assert!(begun.elapsed() < Duration::from_secs(2), "{name}: {:?}", begun.elapsed());
     }
     assert!(stage.to_buckets.is_set(), "nothing was asked of S3");
 

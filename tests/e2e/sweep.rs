@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
+    fmt::{self, Write as _},
     io::Write as _,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -76,6 +76,10 @@ impl Run {
     fn far(&self) -> String {
         format!("far-{:03}", self.number)
     }
+
+    fn namespaces(&self) -> [String; 2] {
+        [self.name(), self.far()]
+    }
 }
 
 /// What came of a run.
@@ -85,6 +89,30 @@ struct Outcome {
     stored: Stored,
     problems: Vec<String>,
     log: String,
+}
+
+impl Outcome {
+    /// Looks at what only the API server knows.
+    fn audit(&mut self, writes: &Writes) {
+        let deletes = self.run.namespaces().into_iter().filter_map(|namespace| writes.get(&namespace)).flatten();
+        let mut deletes = deletes.filter(|write| write.verb == "delete");
+        if deletes.any(|write| write.body["preconditions"]["uid"].is_null()) {
+            self.problems.push("a delete without the UID of what it means".to_owned());
+        }
+        let writes = accepted(writes, &self.run);
+        self.stored.events = events(&writes);
+        self.problems.extend(end_violations(&self.log, &writes));
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.run.number)?;
+        if let Some((point, fault)) = &self.run.fault {
+            write!(f, " {point}, {fault}")?;
+        }
+        write!(f, ": {}", self.problems.join("; "))
+    }
 }
 
 /// How often something was stored.
@@ -426,8 +454,29 @@ fn excess(outcome: &Outcome, base: &Stored) -> Vec<String> {
     problems
 }
 
+/// What hosts have tried to write, by namespace.
+type Writes = BTreeMap<String, Vec<Request>>;
+
+fn writes(cluster: &Cluster) -> Writes {
+    let mut writes = Writes::new();
+    for request in audit::requests(cluster.control_plane.audit_log()) {
+        if request.is_write() {
+            writes.entry(request.namespace.clone()).or_default().push(request);
+        }
+    }
+    writes
+}
+
+/// What the API server has accepted of a run, in the order of time.
+fn accepted<'a>(writes: &'a Writes, run: &Run) -> Vec<&'a Request> {
+    let of_run = run.namespaces().into_iter().filter_map(|namespace| writes.get(&namespace)).flatten();
+    let mut accepted: Vec<_> = of_run.filter(|write| write.code < 300).collect();
+    accepted.sort_by(|a, b| a.at.cmp(&b.at));
+    accepted
+}
+
 /// The Events among what the host has written.
-fn events(writes: &[Request]) -> usize {
+fn events(writes: &[&Request]) -> usize {
     writes.iter().filter(|write| write.resource == "events").count()
 }
 
@@ -453,8 +502,8 @@ fn logged<'a>(log: &'a str, message: &str) -> impl Iterator<Item = String> + use
 
 /// What is wrong with the end of a life, by the writes that the API server has accepted: the host that takes our finalizer off has asked
 /// the plugin itself, whatever a host before it had been told; and from then on nothing is asked, and nothing done.
-fn end_violations(log: &str, writes: &[Request]) -> Vec<String> {
-    let Some(at) = writes.iter().position(releases) else {
+fn end_violations(log: &str, writes: &[&Request]) -> Vec<String> {
+    let Some(at) = writes.iter().position(|write| releases(write)) else {
         return vec!["nobody took our finalizer off".to_owned()];
     };
     let released = &writes[at].at;
@@ -543,56 +592,34 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
     let mut outcomes: Vec<_> =
         stream::iter(runs).map(|run| perform(cluster, &token, run)).buffer_unordered(AT_ONCE).collect().await;
     outcomes.sort_by_key(|outcome| outcome.run.number);
-    // Hosts that run at once delay each other, and then a status may be told in one step more. What is stored too often by a fault is so as
-    // well when the run is alone; what is wrong otherwise is never forgiven.
+    let mut writes = self::writes(cluster);
+    base.events = CALM.map(|number| events(&accepted(&writes, &Run { number, fault: None }))).max().unwrap_or_default();
+    assert!(base.events > 0, "the audit log shows Events");
+    for outcome in &mut outcomes {
+        outcome.audit(&writes);
+    }
+    // Hosts that run at once delay each other, and then what happens may be told in one step more. What is stored too often by a fault is so
+    // as well when the run is alone; what is wrong otherwise is never forgiven.
     for outcome in &mut outcomes {
         if outcome.problems.is_empty() && !excess(outcome, &base).is_empty() {
             let number = outcome.run.number + REPEATED;
             *outcome = perform(cluster, &token, Run { number, fault: outcome.run.fault.clone() }).await;
+            writes = self::writes(cluster);
+            outcome.audit(&writes);
         }
     }
-    // What only the API server knows.
-    let mut writes: BTreeMap<String, Vec<Request>> = BTreeMap::new();
-    for request in audit::requests(cluster.control_plane.audit_log()) {
-        if request.is_write() {
-            writes.entry(request.namespace.clone()).or_default().push(request);
-        }
-    }
-    let writes = |run: &Run| {
-        let both = [run.name(), run.far()].map(|name| writes.get(&name).cloned().unwrap_or_default());
-        let mut both = both.concat();
-        both.sort_by(|a, b| a.at.cmp(&b.at));
-        both
-    };
-    let accepted = |mut writes: Vec<Request>| {
-        writes.retain(|write| write.code < 300);
-        writes
-    };
-    base.events = CALM.map(|number| events(&accepted(writes(&Run { number, fault: None })))).max().unwrap_or_default();
-    assert!(base.events > 0, "the audit log shows Events");
     for outcome in &mut outcomes {
-        let writes = writes(&outcome.run);
-        if writes.iter().any(|write| write.verb == "delete" && write.body["preconditions"]["uid"].is_null()) {
-            outcome.problems.push("a delete without the UID of what it means".to_owned());
-        }
-        let accepted = accepted(writes);
-        outcome.stored.events = events(&accepted);
         outcome.problems.extend(excess(outcome, &base));
         if outcome.stored.events > base.events + 2 {
-            let told = accepted.iter().filter(|write| write.resource == "events");
+            let told = accepted(&writes, &outcome.run).into_iter().filter(|write| write.resource == "events");
             let told = told.map(|write| format!("{} {} {}", write.at, write.what(), write.body["reason"]));
             outcome.problems.push(told.collect::<Vec<_>>().join(", "));
         }
-        outcome.problems.extend(end_violations(&outcome.log, &accepted));
     }
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.problems.is_empty()).collect();
     let mut report = table(&outcomes);
     let _ = writeln!(report, "\n{count} runs in {:.0?}, {} failed", start.elapsed(), failed.len());
-    for outcome in &failed {
-        if let Some((point, fault)) = &outcome.run.fault {
-            let _ = writeln!(report, "#{} {point}, {fault}: {}", outcome.run.number, outcome.problems.join("; "));
-        }
-    }
+    let failures: Vec<_> = failed.iter().map(|outcome| outcome.to_string()).collect();
     // Past the capture of the test runner: the table is worth a look also when all went well.
     let _ = std::io::stdout().lock().write_all(report.as_bytes());
     if only.is_some() {
@@ -600,6 +627,6 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
             .lock()
             .write_all(outcomes.iter().map(|outcome| outcome.log.as_str()).collect::<String>().as_bytes());
     }
-    assert!(failed.is_empty(), "{} of {count} runs failed", failed.len());
+    assert!(failed.is_empty(), "{} of {count} runs failed:\n{}", failed.len(), failures.join("\n"));
     assert!(only.is_some() || count >= 150, "only {count} runs");
 }

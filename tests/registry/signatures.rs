@@ -20,7 +20,7 @@ fn pair() -> (String, String) {
 
 fn keys() -> (PrivateKey, PublicKey) {
     let (private, public) = pair();
-    (PrivateKey::read(&private).expect("it is one"), PublicKey::read(&public).expect("it is one"))
+    (PrivateKey::read(&private, None).expect("it is one"), PublicKey::read(&public).expect("it is one"))
 }
 
 /// A registry with one plugin.

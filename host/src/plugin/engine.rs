@@ -319,3 +319,45 @@ fn tick(engine: &wasmtime::EngineWeak, running: &Weak<AtomicUsize>) {
         thread::sleep(TICK);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn c51_a_call_begins_at_once_however_many_others_compute() {
+        let engine = Arc::new(Engine::new(GUEST_MEMORY).unwrap());
+        let computed = Arc::new(AtomicUsize::new(0));
+        // One who computes keeps its thread; it takes no processor here, so that nothing but the threads decides who waits.
+        let spin = || {
+            let computed = computed.clone();
+            async move {
+                loop {
+                    thread::sleep(TICK * FIRST_TURN * 4);
+                    computed.fetch_add(1, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        let theirs = Engine::turns();
+        let spinners = [(); 8].map(|()| {
+            let (engine, theirs, spin) = (engine.clone(), theirs.clone(), spin());
+            tokio::spawn(async move { engine.run(&theirs, spin).await })
+        });
+        let ours = Engine::turns();
+        // From when they begin until each has long gone on.
+        let mut waited = Vec::new();
+        while computed.load(Ordering::SeqCst) < 8 * 5 {
+            let before = computed.load(Ordering::SeqCst);
+            let (computed, begun) = (computed.clone(), Instant::now());
+            let turns = engine.run(&ours, async move { computed.load(Ordering::SeqCst) - before }).await.unwrap();
+            waited.push(turns);
+            tokio::time::sleep((TICK * FIRST_TURN).saturating_sub(begun.elapsed())).await;
+        }
+        spinners.iter().for_each(tokio::task::JoinHandle::abort);
+        waited.sort_unstable();
+        assert!(waited.len() > 20, "{waited:?}");
+        // One that had to wait for a thread would wait for one turn at least. A busy machine makes some seem so, never most.
+        assert_eq!(waited[waited.len() / 2], 0, "turns of the others while a call waited: {waited:?}");
+    }
+}

@@ -1,8 +1,11 @@
 //! Kubernetes Events, as the host: on parents, on a transition of `Synced`, and those that the plugin asks for; and on reconcilers. Once each.
+//!
+//! An Event is a courtesy: what it tells is in a condition or in the log as well. So nobody waits for it, and they are published one after
+//! another. Where thousands of parents converge at once, their writes go first, and their Events come a little later.
 
 mod recent;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -14,6 +17,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
 
 use self::recent::{Published, Recent};
 use super::{
@@ -39,24 +43,47 @@ const REPORTER: &str = "pilothouse.dev/host";
 /// Why a part of the status cannot be seen.
 const STATUS_PRUNED: &str = "StatusPruned";
 
+/// How many may wait to be published, 1 KB each: those of the first minutes of as many parents. Beyond it who tells more waits.
+const WAITING: usize = 10_000;
+
+/// How long one may take: the others wait for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Where Events go.
 #[derive(Clone)]
 pub struct Events {
-    client: Client,
-    recent: Arc<Mutex<Recent>>,
+    told: mpsc::Sender<Told>,
+}
+
+/// What the one who publishes is told.
+enum Told {
+    Event(Box<Event>),
+    /// Say when all that were told before are published.
+    Flush(oneshot::Sender<()>),
 }
 
 /// What kubectl shows of an Event as its `TYPE`.
-#[derive(Clone, Copy, Hash)]
+#[derive(Clone, Copy)]
 enum EventType {
     Normal,
     Warning,
 }
 
 impl Events {
-    /// Publishes with `client`, which acts as the host.
+    /// Publishes with `client`, which acts as the host, in a task of the runtime that this is called in.
     pub fn new(client: Client) -> Self {
-        Self { client, recent: Arc::default() }
+        let (told, events) = mpsc::channel(WAITING);
+        tokio::spawn(publish_all(client, events));
+        Self { told }
+    }
+
+    /// Waits until all that were told so far are published.
+    pub async fn flush(&self) {
+        let (done, is_done) = oneshot::channel();
+        if self.told.send(Told::Flush(done)).await.is_ok() {
+            // An error means the end of who publishes, which this keeps alive.
+            drop(is_done.await);
+        }
     }
 
     /// `Synced` has changed to this reason, by this failure if it was one.
@@ -166,54 +193,56 @@ impl Events {
 
     async fn record(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: &str) {
         let note = &note[..note.floor_char_boundary(MAX_NOTE)];
-        // An Event is a courtesy: the condition says the same.
-        if let Err(error) = self.send(about, type_, reason, action, note).await {
-            tracing::warn!(reason, "failed to publish an Event: {error}");
+        let event = event(about, type_, reason, action, note, Timestamp::now());
+        // It fails if nobody publishes any more, at the very end of the host.
+        drop(self.told.send(Told::Event(Box::new(event))).await);
+    }
+}
+
+async fn publish_all(client: Client, mut told: mpsc::Receiver<Told>) {
+    let mut recent = Recent::default();
+    while let Some(told) = told.recv().await {
+        match told {
+            Told::Event(event) => {
+                let sent = tokio::time::timeout(PATIENCE, send(&client, &mut recent, &event)).await;
+                let failure = match sent {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => format!("the API server has not answered within {} s", PATIENCE.as_secs()),
+                };
+                let of = event.regarding.as_ref();
+                let [namespace, name] =
+                    [of.and_then(|of| of.namespace.as_deref()), of.and_then(|of| of.name.as_deref())];
+                tracing::warn!(reason = event.reason, namespace, name, "failed to publish an Event: {failure}");
+            }
+            Told::Flush(done) => drop(done.send(())),
         }
     }
+}
 
-    /// Counts the Event in its series, or makes it.
-    async fn send(
-        &self,
-        about: &ObjectReference,
-        type_: EventType,
-        reason: &str,
-        action: &str,
-        note: &str,
-    ) -> Result<(), kube::Error> {
-        // Events about objects of cluster scope are in this namespace, by their validation.
-        let events: Api<Event> = Api::namespaced(self.client.clone(), about.namespace.as_deref().unwrap_or("default"));
-        let now = Timestamp::now();
-        let (key, series) = {
-            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let key = recent.key((&about.kind, &about.namespace, &about.name, &about.uid, type_, reason, action, note));
-            (key, recent.series(key, now).cloned())
-        };
-        let counted = match series {
-            None => None,
-            Some(Published { name, count, .. }) => {
-                let count = count.saturating_add(1);
-                let patch = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
-                match events.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                    Ok(_) => Some(Published { name, count, last: now }),
-                    // It has expired, or was deleted.
-                    Err(kube::Error::Api(status)) if status.is_not_found() => None,
-                    Err(error) => return Err(error),
-                }
+/// Counts the Event in its series, or makes it.
+async fn send(client: &Client, recent: &mut Recent, event: &Event) -> Result<(), kube::Error> {
+    // Events about objects of cluster scope are in this namespace, by their validation.
+    let events: Api<Event> = Api::namespaced(client.clone(), event.metadata.namespace.as_deref().unwrap_or("default"));
+    let about = event.regarding.as_ref().map(|of| (&of.kind, &of.namespace, &of.name, &of.uid));
+    let key = recent.key((about, &event.type_, &event.reason, &event.action, &event.note));
+    let now = event.event_time.as_ref().map_or_else(Timestamp::now, |time| time.0);
+    if let Some(Published { name, count, .. }) = recent.series(key, now).cloned() {
+        let count = count.saturating_add(1);
+        let patch = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
+        match events.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => {
+                recent.note(key, Published { name, count, last: now });
+                return Ok(());
             }
-        };
-        let published = match counted {
-            Some(published) => published,
-            None => {
-                let event = event(about, type_, reason, action, note, now);
-                let name = event.metadata.name.clone().unwrap_or_default();
-                events.create(&PostParams::default(), &event).await?;
-                Published { name, count: 1, last: now }
-            }
-        };
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner).note(key, published);
-        Ok(())
+            // It has expired, or was deleted.
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
     }
+    events.create(&PostParams::default(), event).await?;
+    recent.note(key, Published { name: event.metadata.name.clone().unwrap_or_default(), count: 1, last: now });
+    Ok(())
 }
 
 /// An Event that is published for the first time.
@@ -243,7 +272,7 @@ fn event(about: &ObjectReference, type_: EventType, reason: &str, action: &str, 
 fn name(about: &str, now: Timestamp) -> String {
     let allowed = |c: char| if matches!(c, 'a'..='z' | '0'..='9' | '.') { c } else { '-' };
     let name: String = about.chars().take(MAX_NAME).map(allowed).collect();
-    format!("{}.{:x}", name.trim_end_matches(['.', '-']), now.as_nanosecond())
+    format!("{}.{:x}", name.trim_matches(['.', '-']), now.as_nanosecond())
 }
 
 #[cfg(test)]
@@ -255,6 +284,7 @@ mod tests {
         let now = Timestamp::new(1_800_000_000, 5).unwrap();
         assert_eq!(name("app-1", now), "app-1.18fae27693b40005");
         assert_eq!(name("system:Node", now), "system--ode.18fae27693b40005");
+        assert_eq!(name(":system:node:", now), "system-node.18fae27693b40005");
         let long = format!("{}-{}", "a".repeat(MAX_NAME - 1), "b".repeat(17));
         assert_eq!(name(&long, now), format!("{}.18fae27693b40005", "a".repeat(MAX_NAME - 1)));
         assert!(name(&"a".repeat(300), now).len() <= 253);

@@ -117,27 +117,23 @@ impl Turn<'_> {
         let ignored = pin.filter(|pin| before.as_ref() != Some(pin));
         let circuit_open = self.run.circuit_open;
         let circuit_changes = std::mem::replace(&mut memory.circuit_open, circuit_open) != circuit_open;
-        let last_events = &mut memory.events;
-        let events = async {
-            let (events, kind) = (&context.events, &context.parent_kind);
-            if is_transition {
-                events.publish_transition(parent, kind, reason, outcome.as_ref().err()).await;
-            }
-            if is_handled && !status::tells(parent, &handled) {
-                events.publish_handled(parent, kind, "ReconcileRequestHandled", &handled).await;
-            }
-            if let Some(pin) = &ignored {
-                events.publish_pin_ignored(parent, kind, pin, revision).await;
-            }
-            if circuit_changes {
-                events.publish_circuit(parent, kind, circuit_open).await;
-            }
-            if let Some(told) = told {
-                events.publish_plugin(parent, kind, &told.report.events, last_events).await;
-            }
-        };
+        let (events, kind) = (&context.events, &context.parent_kind);
+        if is_transition {
+            events.publish_transition(parent, kind, reason, outcome.as_ref().err()).await;
+        }
+        if is_handled && !status::tells(parent, &handled) {
+            events.publish_handled(parent, kind, "ReconcileRequestHandled", &handled).await;
+        }
+        if let Some(pin) = &ignored {
+            events.publish_pin_ignored(parent, kind, pin, revision).await;
+        }
+        if circuit_changes {
+            events.publish_circuit(parent, kind, circuit_open).await;
+        }
+        if let Some(told) = told {
+            events.publish_plugin(parent, kind, &told.report.events, &mut memory.events).await;
+        }
         if !context.parent_kind.tells_status() {
-            events.await;
             memory.made_changes = false;
             return true;
         }
@@ -149,10 +145,7 @@ impl Turn<'_> {
         let publish = status::Publish { report, conditions, manager: &manager, made_changes: memory.made_changes };
         let api = context.parent_api(&parent.key());
         let told_before = memory.status.as_ref().map(|last| last.dropped.clone()).unwrap_or_default();
-        let published = status::publish(&api, parent, &publish, &mut memory.status).instrument(debug_span!("status"));
-        // An Event is a courtesy, for which the status does not wait.
-        let ((), published) = tokio::join!(events, published);
-        match published {
+        match status::publish(&api, parent, &publish, &mut memory.status).instrument(debug_span!("status")).await {
             Ok(answer) => {
                 memory.made_changes = false;
                 if let Some(answer) = answer {

@@ -426,7 +426,7 @@ impl Reconciler {
         let waits = || {
             let due = controller.queue().due;
             // For those that are only looked at nobody waits.
-            [Wake::Parent, Wake::Child, Wake::Timer].iter().any(|wake| due[*wake as usize] > 0)
+            Wake::ALL.iter().any(|wake| *wake < Wake::Resync && due[*wake as usize] > 0)
         };
         while waits() && begun.elapsed() < longest {
             tokio::time::sleep(pause).await;

@@ -112,8 +112,10 @@ impl<'a> Round<'a> {
         let requests = self.settle(process).await?;
         let each = number(self.parents);
         self.note("processor time per parent, ms", millis(process.processor_time()? - processor) / each);
+        let events = requests.iter().filter(|request| request.resource == "events").count();
         let requests: Vec<_> = requests.into_iter().filter(|request| !request.is_overhead()).collect();
         self.note("requests per parent", number(requests.len()) / each);
+        self.note("Events per parent", number(events) / each);
         let written = self.load.writes() - writes;
         // The creation is that of the user.
         self.note("stored writes per parent", f64::from(written) / each - 1.0);
@@ -240,8 +242,11 @@ impl<'a> Round<'a> {
             start.elapsed().as_secs_f64() * 1000.0 / number(parents),
         );
         let requests = self.settle(process).await?;
-        let asked = requests.iter().filter(|request| !request.is_overhead()).count();
-        self.note("requests per deleted parent", number(asked) / number(parents));
+        let requests: Vec<_> = requests.into_iter().filter(|request| !request.is_overhead()).collect();
+        self.note("requests per deleted parent", number(requests.len()) / number(parents));
+        for (what, count) in counted(&requests) {
+            self.note(&format!("requests per deleted parent: {what}"), number(count) / number(parents));
+        }
         Ok(())
     }
 

@@ -538,7 +538,7 @@ async fn a_server_that_is_down_or_hangs_is_an_error_in_time() {
         let begun = Instant::now();
         let answer = it.value("db", "SELECT 1").await;
         assert!(matches!(answer, Err(Error::Timeout(_))), "{answer:?}");
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
     server.go_on().expect("it can go on");
     assert_eq!(it.value("db", "SELECT 1").await, Ok(Value::Int(1)));
