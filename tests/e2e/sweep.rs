@@ -36,7 +36,7 @@ const CALM: Range<usize> = 900..900 + 2 * AT_ONCE;
 /// What is added to the number of a run that is repeated alone.
 const REPEATED: usize = 1000;
 /// How long a step may take, a fault and a backoff included.
-const PATIENCE: Duration = Duration::from_secs(45);
+const PATIENCE: Duration = Duration::from_secs(90);
 const HOLD: &str = "t.example/hold";
 
 /// What happens to a request.

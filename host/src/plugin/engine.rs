@@ -356,7 +356,7 @@ mod tests {
         }
         spinners.iter().for_each(tokio::task::JoinHandle::abort);
         waited.sort_unstable();
-        assert!(waited.len() > 20, "{waited:?}");
+        assert!(waited.len() > 10, "{waited:?}");
         // One that had to wait for a thread would wait for one turn at least. A busy machine makes some seem so, never most.
         assert_eq!(waited[waited.len() / 2], 0, "turns of the others while a call waited: {waited:?}");
     }

@@ -277,7 +277,49 @@ fn name(about: &str, now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{Arc, Mutex},
+    };
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use tower::service_fn;
+
     use super::*;
+
+    #[tokio::test]
+    async fn they_are_published_in_their_order_and_counted_and_a_flush_waits_for_all() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = asked.clone();
+        let answer = move |request: Request<Body>| {
+            let seen = seen.clone();
+            async move {
+                // The first is answered last, if they do not wait for each other.
+                let first = seen.lock().unwrap().is_empty();
+                seen.lock().unwrap().push((request.method().clone(), request.uri().path().to_owned()));
+                tokio::time::sleep(Duration::from_millis(if first { 50 } else { 0 })).await;
+                let object =
+                    json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {}, "eventTime": null});
+                Ok::<_, Infallible>(Response::new(Body::from(object.to_string().into_bytes())))
+            }
+        };
+        let events = Events::new(Client::new(service_fn(answer), "default"));
+        let about = |name: &str| ObjectReference {
+            namespace: Some("shop".to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectReference::default()
+        };
+        for name in ["one", "two", "one"] {
+            events.record(&about(name), EventType::Normal, "Reason", "Reconcile", "a note").await;
+        }
+        events.flush().await;
+        let asked = asked.lock().unwrap();
+        let all = "/apis/events.k8s.io/v1/namespaces/shop/events";
+        let [one, two, again] = &asked[..] else { panic!("{asked:?}") };
+        assert_eq!([one, two], [&(Method::POST, all.to_owned()); 2]);
+        assert!(again.0 == Method::PATCH && again.1.starts_with(&format!("{all}/one.")), "{again:?}");
+    }
 
     #[test]
     fn the_name_of_an_event_is_one_whatever_it_is_about() {

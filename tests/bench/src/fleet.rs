@@ -1,10 +1,16 @@
 //! Many operators at once, without parents: what each more of them costs. Each plugin has a reconciler and an account, in one host; the others
-//! are a process each.
+//! are a process each, from a file of its own: different operators are different programs, so their machine code is shared no more than
+//! that of different plugins.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use anyhow::Context as _;
 use bench::report::Sample;
-use tokio::time::sleep;
+use tokio::{process::Command, time::sleep};
 
 use crate::{
     cluster::Cluster,
@@ -61,14 +67,17 @@ async fn start(
     contestant: Contestant,
     count: usize,
 ) -> anyhow::Result<(Vec<Process>, Duration)> {
+    let in_one = contestant == Contestant::Pilothouse;
+    let mut commands = Vec::new();
+    for number in 0..if in_one { 1 } else { count } {
+        let place = cluster.folder().join(format!("{}-{number}", contestant.name()));
+        let command = programs.command(contestant, cluster)?;
+        commands.push((if in_one { command } else { own_copy(&command, &place)? }, place.with_extension("log")));
+    }
     let mut audit = cluster.audit(contestant);
     let start = Instant::now();
-    let mut processes = Vec::new();
-    let in_one = contestant == Contestant::Pilothouse;
-    for number in 0..if in_one { 1 } else { count } {
-        let log = cluster.log(&format!("{}-{number}", contestant.name()));
-        processes.push(Process::start(programs.command(contestant, cluster)?, &log)?);
-    }
+    let started = commands.into_iter().map(|(command, log)| Process::start(command, &log));
+    let processes = started.collect::<anyhow::Result<Vec<_>>>()?;
     let mut watches = 0;
     while watches < count {
         anyhow::ensure!(start.elapsed() < PATIENCE, "{watches} of {count} operators watch");
@@ -77,6 +86,20 @@ async fn start(
         sleep(Duration::from_millis(20)).await;
     }
     Ok((processes, start.elapsed()))
+}
+
+/// The same from a copy of its program.
+fn own_copy(command: &Command, copy: &Path) -> anyhow::Result<Command> {
+    let command = command.as_std();
+    if !copy.exists() {
+        fs::copy(command.get_program(), copy).with_context(|| format!("cannot write {}", copy.display()))?;
+    }
+    let mut own = Command::new(copy);
+    own.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        value.map(|value| own.env(name, value));
+    }
+    Ok(own)
 }
 
 async fn end(processes: Vec<Process>) -> anyhow::Result<()> {
