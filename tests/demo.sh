@@ -517,9 +517,10 @@ edited_plugin() {
   sed 's|"labels": labels(app) },$|"labels": labels(app), "annotations": { "mygroup.example.com/made-by": "version 2" } },|' \
     "$root/plugins/myapp/src/lib.rs" >version-2/src/lib.rs
   cp "$root/plugins/myapp/src/outside.rs" version-2/src/
+  # Of another name: cargo gives the libraries of two crates of one name the same file, and takes the one for the other next time.
   cat >version-2/Cargo.toml <<END
 [package]
-name = "myapp"
+name = "myapp-version-2"
 version = "2.0.0"
 edition = "2024"
 
