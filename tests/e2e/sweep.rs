@@ -592,7 +592,7 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
     let mut outcomes: Vec<_> =
         stream::iter(runs).map(|run| perform(cluster, &token, run)).buffer_unordered(AT_ONCE).collect().await;
     outcomes.sort_by_key(|outcome| outcome.run.number);
-    let mut writes = self::writes(cluster);
+    let writes = self::writes(cluster);
     base.events = CALM.map(|number| events(&accepted(&writes, &Run { number, fault: None }))).max().unwrap_or_default();
     assert!(base.events > 0, "the audit log shows Events");
     for outcome in &mut outcomes {
@@ -604,11 +604,13 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
         if outcome.problems.is_empty() && !excess(outcome, &base).is_empty() {
             let number = outcome.run.number + REPEATED;
             *outcome = perform(cluster, &token, Run { number, fault: outcome.run.fault.clone() }).await;
-            writes = self::writes(cluster);
-            outcome.audit(&writes);
         }
     }
+    let writes = self::writes(cluster);
     for outcome in &mut outcomes {
+        if outcome.run.number > REPEATED {
+            outcome.audit(&writes);
+        }
         outcome.problems.extend(excess(outcome, &base));
         if outcome.stored.events > base.events + 2 {
             let told = accepted(&writes, &outcome.run).into_iter().filter(|write| write.resource == "events");
@@ -619,7 +621,6 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.problems.is_empty()).collect();
     let mut report = table(&outcomes);
     let _ = writeln!(report, "\n{count} runs in {:.0?}, {} failed", start.elapsed(), failed.len());
-    let failures: Vec<_> = failed.iter().map(|outcome| outcome.to_string()).collect();
     // Past the capture of the test runner: the table is worth a look also when all went well.
     let _ = std::io::stdout().lock().write_all(report.as_bytes());
     if only.is_some() {
@@ -627,6 +628,7 @@ async fn sweep_every_fault_at_every_point_of_a_life_ends_well() {
             .lock()
             .write_all(outcomes.iter().map(|outcome| outcome.log.as_str()).collect::<String>().as_bytes());
     }
+    let failures: Vec<_> = failed.iter().map(|outcome| outcome.to_string()).collect();
     assert!(failed.is_empty(), "{} of {count} runs failed:\n{}", failed.len(), failures.join("\n"));
     assert!(only.is_some() || count >= 150, "only {count} runs");
 }

@@ -164,7 +164,7 @@ impl Events {
             uid: of.metadata.uid.clone(),
             ..ObjectReference::default()
         };
-        self.record(&reference, type_, reason, "Rollout", note).await;
+        self.record(reference, type_, reason, "Rollout", note).await;
     }
 
     /// Fields of the status that were written and are not kept.
@@ -188,10 +188,10 @@ impl Events {
             uid: Some(parent.uid().to_owned()),
             ..ObjectReference::default()
         };
-        self.record(&reference, type_, reason, "Reconcile", note).await;
+        self.record(reference, type_, reason, "Reconcile", note).await;
     }
 
-    async fn record(&self, about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: &str) {
+    async fn record(&self, about: ObjectReference, type_: EventType, reason: &str, action: &str, note: &str) {
         let note = &note[..note.floor_char_boundary(MAX_NOTE)];
         let event = event(about, type_, reason, action, note, Timestamp::now());
         // It fails if nobody publishes any more, at the very end of the host.
@@ -246,7 +246,7 @@ async fn send(client: &Client, recent: &mut Recent, event: &Event) -> Result<(),
 }
 
 /// An Event that is published for the first time.
-fn event(about: &ObjectReference, type_: EventType, reason: &str, action: &str, note: &str, now: Timestamp) -> Event {
+fn event(about: ObjectReference, type_: EventType, reason: &str, action: &str, note: &str, now: Timestamp) -> Event {
     Event {
         metadata: ObjectMeta {
             name: Some(name(about.name.as_deref().unwrap_or_default(), now)),
@@ -260,7 +260,7 @@ fn event(about: &ObjectReference, type_: EventType, reason: &str, action: &str, 
         reason: Some(reason.to_owned()),
         action: Some(action.to_owned()),
         note: Some(note.to_owned()).filter(|note| !note.is_empty()),
-        regarding: Some(about.clone()),
+        regarding: Some(about),
         event_time: Some(MicroTime(now)),
         reporting_controller: Some(REPORTER.to_owned()),
         reporting_instance: Some(REPORTER.to_owned()),
@@ -311,7 +311,7 @@ mod tests {
             ..ObjectReference::default()
         };
         for name in ["one", "two", "one"] {
-            events.record(&about(name), EventType::Normal, "Reason", "Reconcile", "a note").await;
+            events.record(about(name), EventType::Normal, "Reason", "Reconcile", "a note").await;
         }
         events.flush().await;
         let asked = asked.lock().unwrap();

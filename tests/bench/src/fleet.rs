@@ -70,9 +70,10 @@ async fn start(
     let in_one = contestant == Contestant::Pilothouse;
     let mut commands = Vec::new();
     for number in 0..if in_one { 1 } else { count } {
-        let place = cluster.folder().join(format!("{}-{number}", contestant.name()));
+        let name = format!("{}-{number}", contestant.name());
         let command = programs.command(contestant, cluster)?;
-        commands.push((if in_one { command } else { own_copy(&command, &place)? }, place.with_extension("log")));
+        let command = if in_one { command } else { own_copy(&command, &cluster.folder().join(&name))? };
+        commands.push((command, cluster.log(&name)));
     }
     let mut audit = cluster.audit(contestant);
     let start = Instant::now();
@@ -95,10 +96,7 @@ fn own_copy(command: &Command, copy: &Path) -> anyhow::Result<Command> {
         fs::copy(command.get_program(), copy).with_context(|| format!("cannot write {}", copy.display()))?;
     }
     let mut own = Command::new(copy);
-    own.args(command.get_args());
-    for (name, value) in command.get_envs() {
-        value.map(|value| own.env(name, value));
-    }
+    own.args(command.get_args()).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     Ok(own)
 }
 

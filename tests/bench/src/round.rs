@@ -113,17 +113,13 @@ impl<'a> Round<'a> {
         let each = number(self.parents);
         self.note("processor time per parent, ms", millis(process.processor_time()? - processor) / each);
         let events = requests.iter().filter(|request| request.resource == "events").count();
-        let requests: Vec<_> = requests.into_iter().filter(|request| !request.is_overhead()).collect();
-        self.note("requests per parent", number(requests.len()) / each);
+        self.note_requests("requests per parent", &requests, each);
         self.note("Events per parent", number(events) / each);
         let written = self.load.writes() - writes;
         // The creation is that of the user.
         self.note("stored writes per parent", f64::from(written) / each - 1.0);
         if let (Some(before), Some(after)) = (calls, self.plugin_calls().await?) {
             self.note("plugin calls per event", (after - before) / f64::from(written));
-        }
-        for (what, count) in counted(&requests) {
-            self.note(&format!("requests per parent: {what}"), number(count) / each);
         }
         let memory = process.memory()?;
         self.note("resident memory, MB", memory.resident);
@@ -175,6 +171,18 @@ impl<'a> Round<'a> {
         self.note("edits under load", number(times.len()));
         self.note_times("edit until its child has changed, under load", times);
         Ok(())
+    }
+
+    /// All that are because of a parent, and those of each kind.
+    fn note_requests(&mut self, figure: &str, requests: &[Request], parents: f64) {
+        let mut counted = BTreeMap::<_, usize>::new();
+        for request in requests.iter().filter(|request| !request.is_overhead()) {
+            *counted.entry(request.what()).or_default() += 1;
+        }
+        self.note(figure, number(counted.values().sum()) / parents);
+        for (what, count) in counted {
+            self.note(&format!("{figure}: {what}"), number(count) / parents);
+        }
     }
 
     fn note_times(&mut self, figure: &str, mut times: Vec<f64>) {
@@ -242,11 +250,7 @@ impl<'a> Round<'a> {
             start.elapsed().as_secs_f64() * 1000.0 / number(parents),
         );
         let requests = self.settle(process).await?;
-        let requests: Vec<_> = requests.into_iter().filter(|request| !request.is_overhead()).collect();
-        self.note("requests per deleted parent", number(requests.len()) / number(parents));
-        for (what, count) in counted(&requests) {
-            self.note(&format!("requests per deleted parent: {what}"), number(count) / number(parents));
-        }
+        self.note_requests("requests per deleted parent", &requests, number(parents));
         Ok(())
     }
 
@@ -291,14 +295,6 @@ impl<'a> Round<'a> {
 
 fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{prefix}-{number}")).collect()
-}
-
-fn counted(requests: &[Request]) -> BTreeMap<String, usize> {
-    let mut counted = BTreeMap::new();
-    for request in requests {
-        *counted.entry(request.what()).or_default() += 1;
-    }
-    counted
 }
 
 fn millis(time: Duration) -> f64 {
